@@ -134,6 +134,7 @@ NATIVE: dict[str, Case] = {
         {**_DEBERTA, "pos_att_type": ["p2c"], "share_att_key": False, "norm_rel_ebd": "none"},
         _MEAN,
     ),
+    "deberta-2-conv": Case("deberta-v2", {**_DEBERTA, "conv_kernel_size": 3, "conv_act": "gelu"}, _MEAN),
     "deberta": Case("deberta", {**_DEBERTA, "max_relative_positions": 64}, _MEAN),
     "deberta-cross": Case("deberta", {**_DEBERTA, "pos_att_type": ["c2p"], "num_labels": 1}, classifies=True),
     # As Qwen3-Embedding and E5-Mistral have it.

@@ -92,6 +92,20 @@ class TasksSpec:
     matrices: Mapping[str, tuple[str, ...]]
 
 
+@dataclass(frozen=True, slots=True)
+class SkipSpec:
+    """A connection around a layer of the tower: `norm(layer(x) + x)`, or `norm(layer(x) + act(conv(x)))`.
+
+    With a `kernel_size`, which is odd, there is a convolution over as many tokens, of which one is in the middle, and
+    what is not of the text is 0. The norm is the tower's tables `skips.LAYER`, and the convolution its projection
+    `skips.LAYER.conv`, whose inputs are the first number of each token, then the second of each, and so on.
+    """
+
+    norm: NormSpec
+    kernel_size: int | None = None
+    activation: Activation | Literal["tanh"] | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderModel:
     """An encoder: rows of tokens, the tower's layers, the norm behind them and, if it classifies, a head.
@@ -100,7 +114,8 @@ class EncoderModel:
     `tensors` has the keys of `tower_shapes(tower)` and of `embedding.tables`, each with the places where it may lie:
     the first that is there counts. Weights that are `made` of others have none: what those are made of has. A text has
     at most `max_length` tokens; None: the config does not bound it. Where no modules.json says what a text's vector is,
-    it is the mean of its tokens' vectors, or what `pooling` says of them, normalized.
+    it is the mean of its tokens' vectors, or what `pooling` says of them, normalized. `skips` go around the layers of
+    these numbers.
     """
 
     tower: TowerSpec
@@ -112,3 +127,4 @@ class EncoderModel:
     pooling: Literal["cls", "mean", "lasttoken"] | None = None
     made: Mapping[str, Made] = field(default_factory=dict)
     tasks: TasksSpec | None = None
+    skips: Mapping[int, SkipSpec] = field(default_factory=dict)

@@ -94,7 +94,10 @@ class NativeGraph(EncoderGraph):
         seen, adapters = None, numbers if numbers.max() >= 0 else None
         if any(item.num_seen is not None for item in inputs):
             seen = np.array([len(item) if item.num_seen is None else item.num_seen for item in inputs], np.int32)
-        rows = yield from self._tower.layers(rows, starts, places[None], seen=seen, adapters=adapters)
+        if self._model.skips:
+            rows = yield from self._layers_and_skips(rows, starts, places, seen, adapters)
+        else:
+            rows = yield from self._tower.layers(rows, starts, places[None], seen=seen, adapters=adapters)
         rows = self._normalized("final_norm", self._model.final_norm, rows)
         if output == LOGITS:
             return self._text_logits(_of_texts(rows, starts), inputs)
@@ -182,6 +185,31 @@ class NativeGraph(EncoderGraph):
     def _looked_up(self, name: str, numbers: NDArray[np.integer]) -> Rows:
         table = self._tables[name]
         return to_float32(replace(table, data=table.data[numbers]))
+
+    def _layers_and_skips(
+        self,
+        rows: Rows,
+        starts: NDArray[np.int32],
+        places: NDArray[np.int32],
+        seen: NDArray[np.int32] | None,
+        adapters: NDArray[np.int32] | None,
+    ) -> Generator[None, None, Rows]:
+        skips = self._model.skips
+        for index in range(len(self._model.tower.layers)):
+            before, skip = rows, skips.get(index)
+            in_place = index > 0 and skip is None
+            rows = yield from self._tower.layer(
+                index, rows, starts, places[None], seen=seen, in_place=in_place, adapters=adapters
+            )
+            if skip is None:
+                continue
+            if skip.kernel_size is not None:
+                ends = np.repeat(np.diff(starts), np.diff(starts)) - places
+                windows = _windows(before, skip.kernel_size, places, ends)
+                before = yield from self._tower.project(f"skips.{index}.conv", windows)
+                before = np.tanh(before) if skip.activation == "tanh" else before
+            rows = self._normalized(f"skips.{index}", skip.norm, rows + before)
+        return rows
 
     def _text_logits(self, texts: Sequence[Rows], inputs: Sequence[EncoderInput]) -> Sequence[Floats]:
         head = self._head
@@ -362,6 +390,17 @@ def _refuse_unused(folder: Path, checkpoint: Iterable[str], used: Collection[str
 def _last(item: EncoderInput, padding_id: int | None) -> int:
     """The place of the last token that is not padding, as transformers finds it; 0 if there is none."""
     return next((place for place in reversed(range(len(item))) if item.token_ids[place] != padding_id), 0)
+
+
+def _windows(rows: Rows, size: int, places: NDArray[np.int32], left: NDArray[np.int32]) -> Rows:
+    """The rows around each: `[N, width * size]`, `size` numbers of each column, 0 where the text has none. A row has
+    `places` before it in its text, and `left` from itself to the end.
+    """
+    windows = np.zeros((*rows.shape, size), np.float32)
+    for column, away in enumerate(range(-(size // 2), size // 2 + 1)):
+        there = np.flatnonzero((places + away >= 0) & (away < left))
+        windows[there, :, column] = rows[there + away]
+    return windows.reshape(len(rows), -1)
 
 
 def _of_texts(rows: Rows, starts: NDArray[np.int32]) -> list[Rows]:

@@ -13,7 +13,7 @@ from ...models.config import ConfigReader
 from ...models.spec import AttentionSpec, DisentangledSpec, LayerSpec
 from ...models.tensor_ref import TensorRef
 from ..made_weights import Made, PositionTable, Zeros
-from ..model import EmbeddingSpec, EncoderModel
+from ..model import EmbeddingSpec, EncoderModel, SkipSpec
 from .parts import (
     BERT_LAYER,
     EMBEDDINGS,
@@ -28,6 +28,7 @@ from .parts import (
 )
 
 _LONGEST = 1 << 16  # distance with a row of its own
+_WIDEST = 15  # convolution, in tokens; models have 3
 _MODULES = {
     **EMBEDDINGS,
     **BERT_LAYER,
@@ -35,6 +36,9 @@ _MODULES = {
     "head.out": "classifier",
     "relative": "encoder.rel_embeddings",
     "relative_norm": "encoder.LayerNorm",
+    "skips.0": "encoder.conv.LayerNorm",
+    "skips.0.conv.weight": TensorRef("encoder.conv.conv.weight", matrix=True),
+    "skips.0.conv.bias": "encoder.conv.conv.bias",
 }
 _OF_2: Modules = {
     "q": "attention.self.query_proj",
@@ -48,10 +52,9 @@ _TERMS = {"c2p": "pos_k", "p2c": "pos_q"}
 
 
 def model(architecture: str, config: ConfigReader) -> EncoderModel:
-    """DeBERTa of any version. The convolution of some models of version 2 is not computed."""
+    """DeBERTa of any version. Some models of version 2 have a convolution beside their first layer."""
     first = not architecture.startswith("DebertaV2")
     hidden, longest = config.integer("hidden_size"), config.integer("max_position_embeddings", 512)
-    config.refuse("conv_kernel_size", 0)
     config.refuse("talking_head", False)
     config.refuse("embedding_size", hidden)
     config.refuse("pooler_hidden_size", hidden)
@@ -80,7 +83,21 @@ def model(architecture: str, config: ConfigReader) -> EncoderModel:
         head=head(architecture, config, config.activation("pooler_hidden_act", "gelu")),
         max_length=longest,
         made=_made(config, attention, hidden, count, first=first),
+        skips={} if first else _convolution(config),
     )
+
+
+def _convolution(config: ConfigReader) -> Mapping[int, SkipSpec]:
+    if config.raw("conv_kernel_size") in (None, 0):
+        return {}
+    size = config.integer("conv_kernel_size")
+    if size % 2 == 0 or size > _WIDEST:
+        raise config.error("conv_kernel_size", f"an odd number of at most {_WIDEST}")
+    config.refuse("conv_groups", 1)
+    is_tanh = config.raw("conv_act") in (None, "tanh")
+    return {
+        0: SkipSpec(layer_norm(config, eps=1e-7), size, "tanh" if is_tanh else config.activation("conv_act", "gelu"))
+    }
 
 
 def _tables(config: ConfigReader) -> tuple[str, ...]:

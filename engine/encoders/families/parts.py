@@ -23,7 +23,7 @@ from ...models.spec import (
 )
 from ...models.tensor_ref import TensorRef
 from ..made_weights import Made, stored_shapes
-from ..model import EmbeddingSpec, EncoderModel, HeadSpec
+from ..model import EmbeddingSpec, EncoderModel, HeadSpec, SkipSpec
 
 Modules = Mapping[str, str | TensorRef]
 _TABLES = {"words": "word_embeddings", "positions": "position_embeddings", "types": "token_type_embeddings"}
@@ -126,17 +126,25 @@ def head_modules(architecture: str, texts: Modules, tokens: Modules, words: Modu
 @dataclass(frozen=True, slots=True)
 class Layout:
     """Where a checkpoint has the weights: `modules` by their names here, those of a layer behind `layers` and its
-    number, and any of the `prefixes` before all of that.
+    number, and any of the `prefixes` before all of that. A layer of the checkpoint is `in_parts` layers of the tower.
     """
 
     modules: Modules
     layers: str
     prefixes: tuple[str, ...] = ("",)
+    in_parts: int = 1
 
     def places(self, names: Iterable[str]) -> dict[str, tuple[TensorRef, ...]]:
         """Each weight's places, also under the names that TensorFlow gave norms."""
-        places = in_places(module_tensors(names, self.modules, self.layers), self.prefixes)
-        return {name: (*refs, *chain.from_iterable(map(_old_named, refs))) for name, refs in places.items()}
+        whole = {name: self._of_whole_layer(name) for name in names}
+        places = in_places(module_tensors(whole.values(), self.modules, self.layers), self.prefixes)
+        return {name: (*places[own], *chain.from_iterable(map(_old_named, places[own]))) for name, own in whole.items()}
+
+    def _of_whole_layer(self, name: str) -> str:
+        if self.in_parts == 1 or not name.startswith("layers."):
+            return name
+        layers, number, rest = name.split(".", 2)
+        return f"{layers}.{int(number) // self.in_parts}.{rest}"
 
 
 def encoder(
@@ -150,15 +158,18 @@ def encoder(
     final_norm: NormSpec | None = None,
     max_length: int | None = None,
     made: Mapping[str, Made] | None = None,
+    skips: Mapping[int, SkipSpec] | None = None,
 ) -> EncoderModel:
     """An encoder whose weights lie in one of the layouts, or are made. Learned positions bound its length, too."""
     if head is not None and head.of == "words":
         layouts = [*chain.from_iterable(_with_words(layout, head) for layout in layouts)]
+    skips = skips or {}
     norms = {"embedding_norm": embedding.norm, "final_norm": final_norm, "head.norm": head and head.norm}
+    norms |= {f"skips.{index}": skip.norm for index, skip in skips.items()}
     tower = TowerSpec(
         hidden_size,
         tuple(layers),
-        () if head is None else head_projections(head, hidden_size, head_bias),
+        (*(() if head is None else head_projections(head, hidden_size, head_bias)), *_convolutions(skips, hidden_size)),
         tuple(chain.from_iterable(norm_tables(name, norm, hidden_size) for name, norm in norms.items() if norm)),
     )
     if 0 < embedding.num_positions <= embedding.first_position:
@@ -175,7 +186,16 @@ def encoder(
         final_norm=final_norm,
         head=head,
         made=made,
+        skips=skips,
     )
+
+
+def _convolutions(skips: Mapping[int, SkipSpec], size: int) -> Iterator[tuple[str, ProjectionSpec]]:
+    for index, skip in skips.items():
+        if skip.kernel_size is not None:
+            activation = None if skip.activation == "tanh" else skip.activation
+            inputs = skip.kernel_size * size
+            yield f"skips.{index}.conv", ProjectionSpec(inputs, size, bias=True, activation=activation)
 
 
 def head_projections(head: HeadSpec, size: int, bias: bool) -> tuple[tuple[str, ProjectionSpec], ...]:

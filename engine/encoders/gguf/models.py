@@ -19,6 +19,7 @@ from ...models.tensor_ref import TensorRef
 from ...weights.gguf.fields import Fields
 from ...weights.gguf.reader import GgufFile
 from ..families import encoder_model
+from ..families.jina_bert import FOR_CODE
 from ..families.parts import Layout
 from ..model import EncoderModel
 from ..options import Convert
@@ -242,7 +243,15 @@ def _nomic_bert_moe(file: GgufFile, fields: Fields, config: Config) -> Config:
 
 
 def _jina_bert(file: GgufFile, fields: Fields, config: Config) -> Config:
+    """Also the one for code, which has norms of queries and keys."""
+    for_code = "blk.0.attn_q_norm.weight" in file.tensors
+    if for_code and "blk.0.ffn_gate.weight" not in file.tensors:
+        raise ModelError(
+            f"{file.path} has gate and up in one matrix, whose order files of this model do not say: take another, "
+            "or serve the original model's folder"
+        )
     return {
+        "_name_or_path": FOR_CODE if for_code else None,
         "architectures": ["JinaBertModel"],
         "layer_norm_eps": _layer_norm(fields),
         "type_vocab_size": _table(file, "token_types.weight", config["hidden_size"]),
@@ -349,7 +358,7 @@ def _with_dense(file: GgufFile, tower: TowerSpec) -> TowerSpec:
 def _as_stored(file: GgufFile, model: EncoderModel) -> EncoderModel:
     """The same model with its tensors where the file has them."""
     attention, mlp = model.tower.layers[0][0].mixer, model.tower.layers[0][-1].mixer
-    modules = dict(_MODULES)
+    modules = _MODULES | {f"skips.{index}": f"blk.{index // 2}.attn_norm_2" for index in model.skips}
     if "blk.0.attn_qkv.weight" in file.tensors:
         assert isinstance(attention, AttentionSpec)
         modules |= fused_qkv("attn_qkv", attention.q_size)
@@ -365,7 +374,8 @@ def _as_stored(file: GgufFile, model: EncoderModel) -> EncoderModel:
             place = TensorRef(f"ffn_{part}_exps.weight", rows=(number * rows, (number + 1) * rows))
             modules[f"experts.{number}.{part}.weight"] = place
     names = [*tower_shapes(model.tower), *model.embedding.tables]
-    return replace(with_whole_norms(model), tensors=Layout(modules, "blk.").places(names))
+    layout = Layout(modules, "blk.", in_parts=2 if model.skips else 1)
+    return replace(with_whole_norms(model), tensors=layout.places(names))
 
 
 def _without_sum_bias(layer: LayerSpec) -> LayerSpec:

@@ -122,32 +122,40 @@ def changed(name: str, folder: Path, config: Config, change: Callable[[dict[str,
     return folder
 
 
-@pytest.mark.parametrize("is_split", [False, True])
-def test_jina_bert(is_split: bool, tmp_path: Path) -> None:
-    """Files have gate and up in one matrix, or in two."""
+@pytest.mark.parametrize(("is_split", "for_code"), [(False, False), (True, False), (True, True)])
+def test_jina_bert(is_split: bool, for_code: bool, tmp_path: Path) -> None:
+    """Files have gate and up in one matrix, or in two. The model for code has more norms, and up before gate."""
+    gated, down = ("up_gated_layer", "down_layer") if for_code else ("gated_layers", "wo")
+    last = "layer_norm_2" if for_code else "mlp.layernorm"
+    more = ("layer_norm_1", "attention.self.layer_norm_q", "attention.self.layer_norm_k") if for_code else ()
 
     def change(tensors: dict[str, Any]) -> None:
         del tensors["embeddings.position_embeddings.weight"]
         for layer in ("encoder.layer.0.", "encoder.layer.1."):
             up = tensors.pop(f"{layer}intermediate.dense.weight")
             del tensors[f"{layer}intermediate.dense.bias"]
-            tensors[f"{layer}mlp.gated_layers.weight"] = np.concatenate([up, up[::-1] / 2])
+            tensors[f"{layer}mlp.{gated}.weight"] = np.concatenate([up, up[::-1] / 2])
             for kind in ("weight", "bias"):
-                tensors[f"{layer}mlp.wo.{kind}"] = tensors.pop(f"{layer}output.dense.{kind}")
-                tensors[f"{layer}mlp.layernorm.{kind}"] = tensors.pop(f"{layer}output.LayerNorm.{kind}")
+                tensors[f"{layer}mlp.{down}.{kind}"] = tensors.pop(f"{layer}output.dense.{kind}")
+                tensors[f"{layer}{last}.{kind}"] = tensors.pop(f"{layer}output.LayerNorm.{kind}")
+                tensors |= {f"{layer}{name}.{kind}": tensors[f"{layer}{last}.{kind}"] / 2 for name in more}
 
     words = {"model_type": "jina_bert", "position_embedding_type": "alibi", "feed_forward_type": "geglu"}
+    words |= {"_name_or_path": "jinaai/jina-bert-v2-qk-post-norm"} if for_code else {}
     folder = changed("bert", tmp_path / "folder", {**words, "architectures": ["JinaBertModel"]}, change)
 
     def split(writer: Any) -> None:
         for name, info in [*writer.tensors[0].items()]:
             if is_split and "ffn_up" in name:
-                gate, up = np.split(info.tensor, 2)
+                gate, up = np.split(info.tensor, 2)[:: -1 if for_code else 1]
                 del writer.tensors[0][name]
                 writer.add_tensor(name, np.ascontiguousarray(up))
                 writer.add_tensor(name.replace("up", "gate"), np.ascontiguousarray(gate))
 
     assert_same_bits(load(gguf_encoders.write(folder, tmp_path / "model.gguf", change=split)), load(folder))
+    if for_code:
+        with pytest.raises(ModelError, match="gate and up in one matrix"):
+            load(gguf_encoders.write(folder, tmp_path / "fused.gguf"))
 
 
 def test_embedding_gemma(tmp_path: Path) -> None:

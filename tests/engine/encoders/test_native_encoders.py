@@ -27,6 +27,7 @@ from tidewheel.engine.encoders.embedder import Embedder
 from tidewheel.engine.encoders.encoder import Encoder
 from tidewheel.engine.encoders.families import FAMILIES, encoder_model
 from tidewheel.engine.encoders.families.deberta import rows_of_distances
+from tidewheel.engine.encoders.families.jina_bert import FOR_CODE
 from tidewheel.engine.encoders.load import load_encoders
 from tidewheel.engine.encoders.options import EncoderDType
 from tidewheel.engine.encoders.tokenization import EncoderInput
@@ -279,7 +280,8 @@ def test_buckets_of_deberta_are_transformers(span: int, buckets: int | None) -> 
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"conv_kernel_size": 3}, "conv_kernel_size = 3 is not supported"),
+        ({"conv_kernel_size": 4}, "conv_kernel_size must be an odd number"),
+        ({"conv_kernel_size": 3, "conv_groups": 2}, "conv_groups = 2 is not supported"),
         ({"embedding_size": 16}, "embedding_size = 16"),
         ({"pos_att_type": ["c2p", "p2p"]}, "pos_att_type must be a list of c2p and p2c"),
         ({"pos_att_type": 3}, "pos_att_type must be a list"),
@@ -295,8 +297,8 @@ def test_deberta_that_is_not_computed(changed: dict[str, Any], said: str) -> Non
     assert encoder_model(config) is not None
 
 
-def jina_reference(tensors: Tensors, ids: list[int]) -> Floats:
-    """JinaBERT as its paper describes it: two layers of two heads of 16."""
+def jina_reference(tensors: Tensors, ids: list[int], *, for_code: bool) -> Floats:
+    """JinaBERT as its paper describes it: two layers of two heads of 16. The model for code has more norms."""
     weights = {key: torch.from_numpy(value) for key, value in tensors.items()}
 
     def linear(name: str, x: torch.Tensor) -> torch.Tensor:
@@ -311,36 +313,42 @@ def jina_reference(tensors: Tensors, ids: list[int]) -> Floats:
     slopes = torch.tensor([2.0**-4, 2.0**-8])[:, None, None]
     for index in range(2):
         layer = f"encoder.layer.{index}"
-        q, k, v = (
-            linear(f"{layer}.attention.self.{part}", x).view(-1, 2, 16).transpose(0, 1)
-            for part in ("query", "key", "value")
-        )
+        q, k, v = (linear(f"{layer}.attention.self.{part}", x) for part in ("query", "key", "value"))
+        if for_code:
+            q, k = norm(f"{layer}.attention.self.layer_norm_q", q), norm(f"{layer}.attention.self.layer_norm_k", k)
+        q, k, v = (part.view(-1, 2, 16).transpose(0, 1) for part in (q, k, v))
         scores = q @ k.transpose(1, 2) / 4 - slopes * (places - places[:, None]).abs()
         seen = (scores.softmax(-1) @ v).transpose(0, 1).reshape(-1, 32)
-        x = norm(f"{layer}.attention.output.LayerNorm", x + linear(f"{layer}.attention.output.dense", seen))
-        gate, up = linear(f"{layer}.mlp.gated_layers", x).chunk(2, -1)
+        read = norm(f"{layer}.attention.output.LayerNorm", x + linear(f"{layer}.attention.output.dense", seen))
+        if for_code:
+            x = norm(f"{layer}.layer_norm_1", x + read)
+            up, gate = linear(f"{layer}.mlp.up_gated_layer", x).chunk(2, -1)
+            inner = torch.nn.functional.gelu(gate) * up
+            x = norm(f"{layer}.layer_norm_2", x + linear(f"{layer}.mlp.down_layer", inner))
+            continue
+        gate, up = linear(f"{layer}.mlp.gated_layers", read).chunk(2, -1)
         inner = torch.nn.functional.gelu(gate) * up
-        x = norm(f"{layer}.mlp.layernorm", x + linear(f"{layer}.mlp.wo", inner))
+        x = norm(f"{layer}.mlp.layernorm", read + linear(f"{layer}.mlp.wo", inner))
     return x.mean(0).numpy()
 
 
-def test_jina_bert(tmp_path: Path) -> None:
+@pytest.mark.parametrize("for_code", [False, True])
+def test_jina_bert(for_code: bool, tmp_path: Path) -> None:
+    gated, down = ("mlp.up_gated_layer", "mlp.down_layer") if for_code else ("mlp.gated_layers", "mlp.wo")
+    norms = ["attention.output.LayerNorm", "layer_norm_2" if for_code else "mlp.layernorm"]
+    norms += ["layer_norm_1", "attention.self.layer_norm_q", "attention.self.layer_norm_k"] if for_code else []
     shapes: dict[str, tuple[int, ...]] = {
         "embeddings.word_embeddings.weight": (zoo.tokenizer("bert").vocab_size, 32),
         "embeddings.token_type_embeddings.weight": (2, 32),
     }
     linears = {f"attention.self.{part}": (32, 32) for part in ("query", "key", "value")}
-    linears |= {"attention.output.dense": (32, 32), "mlp.gated_layers": (128, 32), "mlp.wo": (32, 64)}
+    linears |= {"attention.output.dense": (32, 32), gated: (128, 32), down: (32, 64)}
     for index in range(2):
         for name, shape in linears.items():
             shapes[f"encoder.layer.{index}.{name}.weight"] = shape
-            if name != "mlp.gated_layers":
+            if name != gated:
                 shapes[f"encoder.layer.{index}.{name}.bias"] = shape[:1]
-        shapes |= {
-            f"encoder.layer.{index}.{norm}.{kind}": (32,)
-            for norm in ("attention.output.LayerNorm", "mlp.layernorm")
-            for kind in ("weight", "bias")
-        }
+        shapes |= {f"encoder.layer.{index}.{norm}.{kind}": (32,) for norm in norms for kind in ("weight", "bias")}
     shapes |= {f"embeddings.LayerNorm.{kind}": (32,) for kind in ("weight", "bias")}
     random = np.random.default_rng(3)
     tensors: Tensors = {
@@ -349,14 +357,17 @@ def test_jina_bert(tmp_path: Path) -> None:
     }
     config = json.loads((zoo.native_folder("bert") / "config.json").read_text())
     config |= {"architectures": ["JinaBertForMaskedLM"], "position_embedding_type": "alibi"}
+    config |= {"auto_map": {"AutoModel": f"jinaai/{FOR_CODE}--modeling_bert.JinaBertModel"}} if for_code else {}
     folder = zoo.changed_folder(
         zoo.native_folder("bert"), tmp_path / "model", config={**config, "feed_forward_type": "geglu"}
     )
     save_file(tensors, folder / "model.safetensors")
     encoder = embedder(folder)
     inputs = [encoder.encode(text) for text in texts_of("bert")]
-    wanted = np.stack([jina_reference(tensors, list(item.token_ids)) for item in inputs])
-    assert_near(np.stack(encoder.run("embed", inputs)), wanted)
+    wanted = np.stack([jina_reference(tensors, list(item.token_ids), for_code=for_code) for item in inputs])
+    together = np.stack(encoder.run("embed", inputs))
+    assert_near(together, wanted)
+    np.testing.assert_array_equal(encoder.run("embed", inputs[::-1]), together[::-1])
 
 
 def test_dense_modules_follow_the_pooling(tmp_path: Path) -> None:
