@@ -51,7 +51,8 @@ class EncoderDescription:
     It may read pairs of texts in a `pair_template`. `architecture` is the config's `model_type`. `dimensions` are those
     of a vector that requests get without asking for a number. `matryoshka` are the numbers that the model was trained
     for; True: any, False: none but the whole, None: nothing is said, and any is taken. `token_layers` make vectors and
-    weights of tokens, and `late_interaction` is how ColBERT takes its texts.
+    weights of tokens, and `late_interaction` is how ColBERT takes its texts. Where a sparse encoder computes documents
+    alone, the folder `static_queries` has the weights of a query's words.
     """
 
     folder: Path
@@ -79,6 +80,7 @@ class EncoderDescription:
     pair_template: PairTemplate | None = None
     token_layers: TokenLayers = field(default_factory=TokenLayers)
     late_interaction: LateInteraction | None = None
+    static_queries: Path | None = None
 
 
 def describe_encoder(
@@ -155,6 +157,13 @@ def describe_encoder(
         )
     tasks = None if model is None else model.tasks
     prompts, default = _prompts(settings_path, settings, None if tasks is None else tasks.prompts)
+    if task == "sparse" and (routes := modules.routes) is not None:
+        return EncoderDescription(
+            **shared,
+            prompts={"query": "", "document": "", **prompts},
+            default_prompt_name=default or routes.default,
+            static_queries=routes.query,
+        )
     if task == "sparse":
         return EncoderDescription(**shared, prompts=prompts, default_prompt_name=default)
     model_type = settings.get("model_type", "SentenceTransformer")

@@ -172,6 +172,10 @@ def _load(
 def _kind(description: EncoderDescription) -> type[Encoder]:
     if description.labels:
         return Classifier
+    if description.static_queries is not None:
+        from .static_queries import StaticQueryEncoder
+
+        return StaticQueryEncoder
     if description.task == "sparse":
         from .sparse_encoder import SparseEncoder
 

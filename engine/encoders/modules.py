@@ -13,6 +13,7 @@ from ..files.reading import is_there
 from ..files.wording import shown
 from .model import AnswerTokens
 from .pooling import POOLING_MODES
+from .router import Routes, read_routes
 
 _MODE_FLAGS = {
     "pooling_mode_cls_token": "cls",
@@ -38,8 +39,8 @@ class Modules:
 
     `foreign` are those that only an ONNX graph computes, and `uncomputed` those of them that are no Dense modules
     behind the pooling. The folders of these are in `dense`. Without a pooling, Dense modules are for each token: their
-    folders are in `token_dense`. `splade` is there instead of all these where the transformer predicts words. `answer`
-    is a reranker's. `listed`: there is such a file.
+    folders are in `token_dense`. `splade` is there instead of all these where the transformer predicts words, and
+    `routes` too if it does so of documents alone. `answer` is a reranker's. `listed`: there is such a file.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -55,6 +56,7 @@ class Modules:
         dense: list[Path] = []
         token_dense: list[Path] = []
         self.splade: SpladePooling | None = None
+        self.routes: Routes | None = None
         is_pooled = False
         for i, module in enumerate(read_json_array(path) if self.listed else []):
             if not isinstance(module, dict) or not isinstance(module.get("type"), str):
@@ -62,9 +64,16 @@ class Modules:
             kind, place = module["type"].rpartition(".")[2], folder / str(module.get("path", ""))
             if not os.path.isdir(place) and (i == 0 or kind == "Pooling"):
                 raise ModelError(f"{path}: entry {i} is in {shown(str(place))}, which is not a folder")
+            if i == 0 and kind == "Router":
+                self.routes = read_routes(place)
+                self.transformer_folder = self.routes.transformer
+                self.splade = _splade_pooling(self.routes.pooling / "config.json")
+                continue
+            if self.routes is not None:
+                raise ModelError(f"{path}: a {shown(kind)} behind a Router is not supported")
             if i == 0 and kind not in _TRANSFORMERS:
                 raise ModelError(
-                    f"{path}: the first module is a {shown(kind)}; only models of a Transformer are served"
+                    f"{path}: the first module is a {shown(kind)}; only models of a Transformer or a Router are served"
                 )
             was_normalized, self.normalize = self.normalize, kind == "Normalize"
             if i == 0:

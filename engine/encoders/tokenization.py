@@ -26,7 +26,8 @@ class EncoderInput(Struct, frozen=True):
 
     Tokens see the first `num_seen` tokens, or all. Vectors of tokens are given of those that are `kept`, by their
     places, or of all. If it `is_too_long` for its model, it has no tokens, because its text was not encoded.
-    `adapter` is the number of the graph's adapter for it; -1: none.
+    `adapter` is the number of the graph's adapter for it; -1: none. If it `is_static`, each token has a weight of its
+    own, and no graph is run.
     """
 
     token_ids: Sequence[int]
@@ -36,6 +37,7 @@ class EncoderInput(Struct, frozen=True):
     num_seen: int | None = None
     kept: Sequence[int] | None = None
     adapter: int = -1
+    is_static: bool = False
 
     def __len__(self) -> int:
         return len(self.token_ids)

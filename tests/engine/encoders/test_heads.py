@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from optional_packages import require_packages
+from safetensors.numpy import save_file
 from samples import sample
 
 from tidewheel.engine.encoders import model as encoder_models
@@ -111,8 +113,83 @@ def test_weights_of_words_are_splade_s(name: str, monkeypatch: pytest.MonkeyPatc
     np.testing.assert_allclose(plan.scores(encoder.run(plan.task, plan.inputs)), wanted, rtol=1e-5)
 
 
+def routed(folder: Path, **files: Any) -> Path:
+    """The folder of a SPLADE model for documents, with a table of the weights of queries' words."""
+    types = {"query_0_SparseStaticEmbedding": "a.SparseStaticEmbedding", "": "a.MLMTransformer", "p": "a.SpladePooling"}
+    router = {
+        "types": types,
+        "structure": {"query": ["query_0_SparseStaticEmbedding"], "document": ["", "p"]},
+        "parameters": {"default_route": "document"},
+    }
+    listed = [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Router"}]
+    settings = {"model_type": "SparseEncoder"}
+    files = {"modules": listed, "router_config": router, "config_sentence_transformers": settings} | files
+    zoo.changed_folder(zoo.native_folder("bert-splade"), folder, p__config={"pooling_strategy": "max"}, **files)
+    (query := folder / "query_0_SparseStaticEmbedding").mkdir()
+    (query / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
+    table = np.arange(zoo.tokenizer("bert").vocab_size, dtype=np.float32) % 5 / 2
+    save_file({"weight": table}, query / "model.safetensors")
+    return folder
+
+
+def test_queries_of_a_router_have_the_weights_of_their_words(tmp_path: Path) -> None:
+    encoder, plain = load(routed(tmp_path / "model")), load(zoo.native_folder("bert-splade"))
+    query, documents = "corn the tide corn", TEXTS[:3]
+    ids = plain.tokenizer.encode(query, add_special_tokens=False).token_ids
+    wanted = {i: i % 5 / 2 for i in ids if i % 5}
+    assert 0 < len(wanted) < len(ids)
+    inputs = [encoder.encode(documents[0]), encoder.encode(query, prompt_name="query")]
+    inputs += [encoder.encode(text, prompt_name="document") for text in documents[1:]]
+    computed = [plain.run("sparse", [plain.encode(text)])[0] for text in documents]
+    pieces = encoder.pieces("sparse", inputs)
+    for found in (encoder.run("sparse", inputs), finished(pieces)):
+        first, own, *others = found
+        assert dict(own.tolist()) == wanted
+        for ours, theirs in zip([first, *others], computed, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+    assert finished(encoder.pieces("sparse", inputs[1:2]))[0].tolist() == own.tolist()
+    plan = encoder.plan_scores([query], documents)
+    scores = [sum(wanted.get(int(i), 0) * weight for i, weight in rows) for rows in computed]
+    np.testing.assert_allclose(plan.scores(encoder.run(plan.task, plan.inputs)), scores, rtol=1e-5)
+    assert encoder.tokens([5, 6], prompt_name="query").is_static
+    assert not encoder.tokens([5, 6]).is_static
+    assert encoder.encode(query, prompt_name="query", truncate_to=2).token_ids == ids[:2]
+    with pytest.raises(InvalidRequestError, match="has no prompt 'passage'; it has query, document"):
+        encoder.encode(query, prompt_name="passage")
+
+
+def finished(pieces: Generator[None, None, list[Floats]]) -> list[Floats]:
+    while True:
+        try:
+            next(pieces)
+        except StopIteration as end:
+            found: list[Floats] = end.value
+            return found
+
+
+def test_a_router_of_other_modules_is_refused(tmp_path: Path) -> None:
+    def refused(said: str, **changed: Any) -> None:
+        config = json.loads((folder / "router_config.json").read_text())
+        (folder / "router_config.json").write_text(json.dumps({**config, **changed}))
+        with pytest.raises(ModelError, match=said):
+            load(folder)
+        (folder / "router_config.json").write_text(json.dumps(config))
+
+    folder = routed(tmp_path / "model")
+    refused("a Router is served if", structure={"query": ["", "p"], "document": ["", "p"]})
+    refused("a Router is served if", structure={"document": ["", "p"]})
+    refused("must have the objects", structure=[])
+    refused("default_route must be query or document", parameters={"default_route": "passage"})
+    refused("default_route must be query or document", parameters={"default_route": [1]})
+    save_file({"weight": np.full(9, -1, np.float32)}, folder / "query_0_SparseStaticEmbedding" / "model.safetensors")
+    refused("must have a vector of weights from 0 on")
+    listed = json.loads((folder / "modules.json").read_text())
+    (folder / "modules.json").write_text(json.dumps([*listed, {**listed[0], "type": "a.Normalize"}]))
+    refused("'Normalize' behind a Router is not supported")
+
+
 def test_a_decoder_matrix_of_its_own_is_taken(tmp_path: Path) -> None:
-    from safetensors.numpy import load_file, save_file
+    from safetensors.numpy import load_file
 
     folder = zoo.changed_folder(zoo.native_folder("bert-splade"), tmp_path / "model")
     tensors = load_file(folder / "model.safetensors")
