@@ -14,13 +14,14 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 from weakref import WeakSet
 
 from ..errors import BusyError, EngineDeadError, ModelError, TidewheelError, quoted
 from .budget import MemoryBudget
 from .events import EventReader
 from .hosted import Hosted, Waiter, failure_text
+from .room import Room, refusal, victims_for
 from .units import (
     Event,
     Loaded,
@@ -36,30 +37,9 @@ from .units import (
 
 logger = logging.getLogger(__name__)
 
-_GIB = 2**30
 _Result = TypeVar("_Result")
 
 _LONGEST_TIMER_S = 86400.0  # longer ones overflow in some event loops
-
-
-class _Room(NamedTuple):
-    """What units share: the budget's bytes, and how many may be loaded."""
-
-    num_bytes: int
-    slots: int
-
-    def without(self, units: Iterable[Hosted]) -> _Room:
-        """The room that there is when those units are gone."""
-        gone = [unit.held_bytes for unit in units if unit.held_bytes is not None]
-        return _Room(self.num_bytes + sum(gone), self.slots + len(gone))
-
-    def has(self, other: _Room) -> bool:
-        """Whether the other fits into it."""
-        return self.num_bytes >= other.num_bytes and self.slots >= other.slots
-
-    def less(self, other: _Room) -> _Room:
-        """What is left of it beside the other."""
-        return _Room(self.num_bytes - other.num_bytes, self.slots - other.slots)
 
 
 class ModelHost:
@@ -350,7 +330,8 @@ class ModelHost:
         elif (error := task.exception()) is not None:
             if not isinstance(error, TidewheelError):
                 logger.error("The model %s could not be loaded", unit.name, exc_info=error)
-            self._gone(unit, error)
+            # Those who wait for a load that was given up wait for the next one.
+            self._gone(unit, None if unit.state is State.UNLOADING else error)
         else:
             unit.loaded = task.result()
             if unit.state is State.UNLOADING:  # it was given up too late to be cancelled
@@ -387,12 +368,12 @@ class ModelHost:
         if self._turn_timer is not None:
             self._turn_timer.cancel()
             self._turn_timer = None
-        beside: _Room | None = None  # what the first in line leaves to the others
+        beside: Room | None = None  # what the first in line leaves to the others
         for unit, place in list(self._line.items()):
-            room, needs = self._room(), _needs(unit)
-            if (refusal := self._refusal(unit)) is not None:
+            room, needs = self._room(), Room.of(unit)
+            if (refused := refusal(unit, self._all(), room, self._budget.total_bytes, self._max_loaded)) is not None:
                 del self._line[unit]
-                place.set_exception(refusal)
+                place.set_exception(refused)
             elif room.has(needs) and (beside is None or beside.has(needs)):
                 del self._line[unit]
                 self._budget.take(needs.num_bytes)
@@ -400,9 +381,8 @@ class ModelHost:
                 place.set_result(None)
                 beside = beside and beside.less(needs)
             elif beside is None:
-                leaving = [other for other in self._all() if other.state is State.UNLOADING]
-                room = room.without(leaving)
-                victims = self._victims(room, needs)
+                room = room.without(other for other in self._all() if other.state is State.UNLOADING)
+                victims = victims_for(needs, self._all(), room)
                 held = self._evict(unit, victims)
                 beside = room.without(victims).less(needs)
         let_go, self._held = self._held - held, held
@@ -423,46 +403,9 @@ class ModelHost:
             self._turn_timer = asyncio.get_running_loop().call_later(rest_s, self._make_room)
         return set()
 
-    def _victims(self, room: _Room, needs: _Room) -> list[Hosted]:
-        """Whose end makes enough room: as few as can be, first those that are idle, and the least recently used."""
-        holders = [unit for unit in self._all() if unit.held_bytes is not None and not unit.unit.pinned]
-        holders = [unit for unit in holders if unit.state is not State.UNLOADING]
-        holders.sort(key=lambda unit: (not unit.is_idle, unit.state is State.LOADING, unit.last_used))
-        chosen: list[Hosted] = []
-        for unit in holders:
-            if room.without(chosen).has(needs):
-                break
-            chosen.append(unit)
-        for unit in reversed(chosen[:]):
-            rest = [other for other in chosen if other is not unit]
-            if room.without(rest).has(needs):
-                chosen = rest
-        return chosen
-
-    def _room(self) -> _Room:
+    def _room(self) -> Room:
         held = sum(unit.held_bytes is not None for unit in self._all())
-        return _Room(self._budget.free_bytes, self._max_loaded - held)
-
-    def _refusal(self, unit: Hosted) -> ModelError | None:
-        """Why it can never have room, with the numbers; None if it can."""
-        others = [other for other in self._all() if not other.unit.pinned]
-        most = self._room().without(others)
-        if most.has(_needs(unit)):
-            return None
-        assert unit.needs is not None
-        pinned = [other for other in self._all() if other.unit.pinned and other.held_bytes is not None]
-        names = ", ".join(other.name for other in pinned)
-        if most.slots < 1:
-            return ModelError(
-                f"no more than {self._max_loaded} models are loaded at a time (--max-loaded-models), and these are "
-                f"pinned: {names}; unpin one, or raise --max-loaded-models"
-            )
-        total = (self._budget.total_bytes or 0) / _GIB
-        left = f", of which pinned ones ({names}) leave {most.num_bytes / _GIB:.2f} GiB" if pinned else ""
-        return ModelError(
-            f"it needs {unit.needs}, more than the {total:.2f} GiB that all models may take{left}: raise --memory, "
-            f"lower its --kv-cache-space or --max-model-len{', or unpin one' if pinned else ''}"
-        )
+        return Room(self._budget.free_bytes, self._max_loaded - held)
 
     def _report(self, unit: Hosted, progress: Progress) -> None:
         if unit.advance_progress(progress):
@@ -481,11 +424,6 @@ class ModelHost:
         event = Event(unit.name, unit.state, unit.progress, unit.error_text)
         for reader in self._readers:
             reader.put(event)
-
-
-def _needs(unit: Hosted) -> _Room:
-    assert unit.needs is not None  # it was planned
-    return _Room(unit.needs.total_bytes, 1)
 
 
 def _not_hosted(name: str) -> NotHostedError:

@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from tidewheel.engine.hosting.units import Needs, Progress, Report
 
+Fault = Callable[[], Exception]
+
 
 class Machine:
-    """The memory of a machine, in bytes, which units really take."""
+    """The memory of a machine, in bytes, which units really take; and what went `wrong`, for hosts survive errors."""
 
     def __init__(self, total: int) -> None:
         self.total = total
         self.used = 0
         self.most_loaded = 0
         self.num_loaded = 0
+        self.wrong: list[str] = []
+
+    def check(self, right: bool, message: str) -> None:
+        if not right:
+            self.wrong.append(message)
 
     def take(self, size: int) -> None:
         self.used += size
         self.num_loaded += 1
         self.most_loaded = max(self.most_loaded, self.num_loaded)
-        assert self.used <= self.total, "the machine has run out of memory"
+        self.check(self.used <= self.total, "the machine has run out of memory")
 
     def free(self, size: int) -> None:
         self.used -= size
@@ -37,15 +45,28 @@ class ScriptedLoaded:
         self.failure: BaseException | None = None
         self.users = 0
         self.closed = False
-        self.may_be_closed_in_use = False
+
+    @contextmanager
+    def use(self) -> Iterator[None]:
+        """A request runs."""
+        self.unit.machine.check(not self.closed, f"{self.unit.name} was lent after its end")
+        self.users += 1
+        try:
+            yield
+        finally:
+            self.users -= 1
 
     async def close(self) -> None:
-        assert not self.closed, "closed twice"
-        assert not self.users or self.may_be_closed_in_use, f"{self.unit.name} was taken away while it was used"
+        unit = self.unit
+        unit.machine.check(not self.closed, f"{unit.name} was closed twice")
+        unit.machine.check(not self.users or unit.may_go, f"{unit.name} was taken away while it was used")
+        unit.machine.check(not unit.pinned or unit.may_go or self.failure is not None, f"{unit.name} was pinned")
         self.closed = True
-        await asyncio.sleep(self.unit.close_s)
-        self.unit.machine.free(self.unit.size)
-        self.unit.loaded = None
+        await asyncio.sleep(unit.close_s)
+        unit.machine.free(unit.size)
+        unit.loaded = None
+        if unit.close_fails:
+            raise OSError("no more file handles")
 
 
 @dataclass
@@ -59,19 +80,21 @@ class ScriptedUnit:
     idle_s: float | None = None
     load_s: float = 2.0
     close_s: float = 0.5
-    faults: list[Exception | None] = field(default_factory=list)
-    plan_faults: list[Exception | None] = field(default_factory=list)
+    faults: list[Fault | None] = field(default_factory=list)
+    plan_faults: list[Fault | None] = field(default_factory=list)
     num_loads: int = 0
     loaded: ScriptedLoaded | None = None
     stubborn: bool = False  # finishes its load though it was cancelled
+    close_fails: bool = False
+    may_go: bool = False  # whatever uses it
 
     def plan(self) -> Needs:
         if self.plan_faults and (fault := self.plan_faults.pop(0)) is not None:
-            raise fault
+            raise fault()
         return Needs(self.size)
 
     async def load(self, report: Report) -> ScriptedLoaded:
-        assert self.loaded is None, f"{self.name} was loaded twice"
+        self.machine.check(self.loaded is None, f"{self.name} was loaded twice")
         self.num_loads += 1
         self.machine.take(self.size)
         try:
@@ -79,7 +102,7 @@ class ScriptedUnit:
                 report(Progress("reading", part / 4))
                 await asyncio.sleep(self.load_s / 4)
             if self.faults and (fault := self.faults.pop(0)) is not None:
-                raise fault
+                raise fault()
         except asyncio.CancelledError:
             if not self.stubborn:
                 self.machine.free(self.size)
