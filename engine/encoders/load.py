@@ -33,6 +33,7 @@ from .tokenization import EncoderTokenizer
 
 if TYPE_CHECKING:
     from ..hosting.cores import SharedCores
+    from ..hosting.units import Needs
 
 logger = logging.getLogger(__name__)
 
@@ -139,6 +140,24 @@ def load_model_alone(
     )
 
 
+def needs_of_model(engine: EngineOptions, encoders: EncoderOptions) -> Needs:
+    """About the memory that `load_model_alone` will take, before any weights are read. Raises as that does."""
+    from ..hosting.units import Needs
+    from .native_graph import planned_weights
+
+    first, others = settings_of(engine, encoders), EncoderSettings(dtype=encoders.dtype)
+    num_bytes = 0
+    for model, settings in zip((engine.model, *encoders.models), chain([first], repeat(others)), strict=False):
+        described = _described(model, settings, engine.download_dir)
+        if described.model is not None:
+            of_model = described.folder, described.model, described.max_length, settings.dtype
+            num_bytes += planned_weights(*of_model)[1]
+        elif described.graph is not None:  # weights may lie in files beside it
+            graph = described.graph
+            num_bytes += sum(file.stat().st_size for file in graph.parent.glob(f"{graph.name}*") if file.is_file())
+    return Needs(num_bytes)
+
+
 def _load(
     model: str,
     name: str,
@@ -148,11 +167,7 @@ def _load(
     device: CpuDevice | None,
 ) -> Encoder:
     started = time.perf_counter()
-    overrides, convert = settings.hf_overrides, settings.convert
-    folder = resolve_encoder(
-        model, download_dir, revision=settings.revision, is_native=lambda path: _is_native(path, overrides, convert)
-    )
-    description = as_asked(describe_encoder(folder, overrides, convert), settings)
+    description = _described(model, settings, download_dir)
     tokenizer = EncoderTokenizer.load(
         description.tokenizer_folder, lower_case=description.lower_case, pairs=bool(description.labels)
     )
@@ -167,6 +182,14 @@ def _load(
         time.perf_counter() - started,
     )
     return encoder
+
+
+def _described(model: str, settings: EncoderSettings, download_dir: str | Path | None) -> EncoderDescription:
+    overrides, convert = settings.hf_overrides, settings.convert
+    folder = resolve_encoder(
+        model, download_dir, revision=settings.revision, is_native=lambda path: _is_native(path, overrides, convert)
+    )
+    return as_asked(describe_encoder(folder, overrides, convert), settings)
 
 
 def _kind(description: EncoderDescription) -> type[Encoder]:

@@ -20,6 +20,7 @@ from ..devices.cache_split import BLOCK_TOKENS, GroupBytes, keeps_kv
 from ..devices.executor import Executor
 from ..devices.limits import ExecutorLimits
 from ..errors import DeviceError, ModelError
+from ..hosting.units import Needs, Progress, Stage
 from ..machine.priority import lower_thread_priority
 from ..models.generation import sampling_defaults
 from ..models.overrides import overridden
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from ..devices.executor import DraftExecutor
     from ..devices.tower import TowerExecutor
     from ..hosting.cores import SharedCores
+    from ..hosting.units import Report
     from ..media.loaded import LoadedVision
     from ..pipeline.executor import PipelineExecutor
     from ..pipeline.stages import StageHost
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _GIB = 2**30
+_READING_SHARE = 0.9  # of the progress of a load; warming up is the rest
 
 
 class EngineLoad:
@@ -59,19 +62,27 @@ class EngineLoad:
     """
 
     def __init__(
-        self, options: EngineOptions, host: StageHost | None = None, *, cores: SharedCores | None = None
+        self,
+        options: EngineOptions,
+        host: StageHost | None = None,
+        *,
+        cores: SharedCores | None = None,
+        memory_bytes: int | None = None,
+        report: Report | None = None,
     ) -> None:
         """Find the model, whose stages run on other machines with a `host`.
 
         With `cores`, which other models of this process have as well, it is loaded in the background with threads of
-        its own, and computes with theirs once it is loaded.
+        its own, and computes with theirs once it is loaded. It is planned in the `memory_bytes` that all of them may
+        take together. `report` is told how far it is, on the thread that loads.
 
-        Raises ModelError and DeviceError, saying what to change.
+        `needs` is the memory of this machine that it will take. Raises ModelError and DeviceError, saying what to
+        change.
         """
         self._started = time.perf_counter()
         check_at_once(options, host)
         options = with_adapters_here(options)
-        self._options, self._host = options, host
+        self._options, self._host, self._memory_bytes = options, host, memory_bytes
         if downloads := downloads_of(options):
             from .download_check import check_before_download
 
@@ -85,16 +96,17 @@ class EngineLoad:
             logger.warning("--kv-cache-space has no effect: --num-gpu-blocks-override is the size of the KV cache")
         self._num_blocks = options.num_gpu_blocks_override
         self._kv_cache_bytes = None if options.kv_cache_space is None else int(options.kv_cache_space * _GIB)
+        self.needs = Needs(0)
         if not model.device.capabilities.own_memory:
             self._plan()
-        self._kv_folder = self._open_kv_folder()
+        self._kv_folder: BlockFolder | None = None
         self._cancellation = Cancellation()
         self._executor: Executor | None = None
         self._tower: TowerExecutor | None = None
         self._drafter: Drafter | BatchDrafter | None = None
         self._failure: BaseException | None = None
         self._finished = False
-        self._cores = cores
+        self._cores, self._report = cores, report
         self._threads = None if cores is None or self._stages else cores.threads_of(model.device)
         self._thread = threading.Thread(target=self._load, name="weights")
 
@@ -121,7 +133,8 @@ class EngineLoad:
 
     def _plan(self) -> None:
         """Size what will lie in this machine's memory."""
-        plan = plan_memory(self._options, self._model, self._stages, self._draft, self._host)
+        plan = plan_memory(self._options, self._model, self._stages, self._draft, self._host, self._memory_bytes)
+        self.needs = Needs(plan.weight_bytes + plan.step_bytes, plan.cache_bytes)
         self._max_model_len, self._num_blocks = plan.max_model_len, plan.num_blocks
         self._kv_cache_bytes = plan.cache_bytes
         start_logger.info("%s", plan.said)
@@ -143,10 +156,12 @@ class EngineLoad:
         host, draft = self._host, _open_draft(options, model)
         stages = self._plan_stages(options, model, draft)
         if not model.device.capabilities.own_memory:
-            plan_memory(options, model, stages, draft, self._host)
+            plan_memory(options, model, stages, draft, self._host, self._memory_bytes)
         self._host = host  # a host for headers alone says nothing of what it chose
 
     def __enter__(self) -> EngineLoad:
+        """Begin to load. Raises ModelError and DeviceError for a folder of KV blocks that it cannot have."""
+        self._kv_folder = self._open_kv_folder()
         try:
             self._thread.start()
         except BaseException:  # Ctrl-C while it waits for the thread to begin: nothing would end that thread
@@ -316,11 +331,20 @@ class EngineLoad:
             if self._draft is not None:
                 self._drafter = self._load_draft(self._draft, self._executor)
             with WarmUpProgress() as progress:
-                self._executor.warm_up(progress.report)
+
+                def warmed(done: int, steps: int) -> None:
+                    progress.report(done, steps)
+                    self._tell("warming up", _READING_SHARE + (1 - _READING_SHARE) * done / max(steps, 1))
+
+                self._executor.warm_up(warmed)
             if self._threads is not None and not self._executor.use_threads(self._threads):
                 raise DeviceError(f"the {self._model.device.name} device cannot compute with another model's threads")
         except BaseException as error:  # it is raised again in the thread that waits
             self._failure = error
+
+    def _tell(self, stage: Stage, fraction: float) -> None:
+        if self._report is not None:
+            self._report(Progress(stage, fraction))
 
     def _drafting_layer(self, executor: Executor) -> DraftExecutor:
         if not self._stages:
@@ -347,6 +371,7 @@ class EngineLoad:
                 max_num_batched_tokens=options.max_num_batched_tokens,
                 num_blocks=self._num_blocks,
                 cancellation=self._cancellation,
+                told=lambda fraction: self._tell("reading", _READING_SHARE * fraction),
             )
         from .stages.pipeline import load_pipeline
 

@@ -30,14 +30,18 @@ class LoadProgress(Progress):
         model: str,
         weight_bytes: int,
         *,
+        told: Callable[[float], None] | None = None,
         stderr: TextIO = sys.stderr,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`told` is called with each fraction as well."""
         super().__init__(stderr, clock)
-        self._model, self._bytes = model, weight_bytes
+        self._model, self._bytes, self._told = model, weight_bytes, told
 
     def report(self, fraction: float) -> None:
         """`fraction` of the weights was read, 0 to 1."""
+        if self._told is not None:
+            self._told(fraction)
         if self.show(int(fraction * self._bytes), self._bytes, _WEIGHTS_BAR):
             whole, percent = self._bytes / _GIB, 100 * fraction
             logger.info(

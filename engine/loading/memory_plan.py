@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 _GIB = 2**30
 _LARGEST_DEFAULT_CACHE = 4 * _GIB
+_CACHE_SHARE = 2  # of the memory that is available beside the weights: a half of it
+_SHARED_CACHE_SHARE = 4  # where other models take some, too
 _ACTIVATION_BYTES = 4
 _ADAPTER_BYTES = 4  # of a number, as adapters are read
 _MAX_TOGETHER = 5  # matrices of one product, as for a Mamba2's inputs
@@ -35,11 +37,17 @@ _ROUND_TOKENS = 128  # a sequence's last block is rarely full, whatever the devi
 
 
 class MemoryPlan(NamedTuple):
-    """The context, in tokens, the KV cache's bytes, and its blocks if they are fixed; and the memory, in words."""
+    """The context, in tokens, the KV cache's bytes, and its blocks if they are fixed; and the memory, in words.
+
+    `weight_bytes` are the weights' with those of all that is beside the model, and `step_bytes` the most that a step
+    takes beside them.
+    """
 
     max_model_len: int
     cache_bytes: int
     num_blocks: int | None
+    weight_bytes: int
+    step_bytes: int
     said: str
 
 
@@ -49,12 +57,15 @@ def plan_memory(
     stages: Sequence[StageSpec],
     draft: OpenedDraft | None,
     host: StageHost | None,
+    memory_bytes: int | None = None,
 ) -> MemoryPlan:
-    """Plan a model in this machine's memory, or its stages in the memory of their `host`'s machines.
+    """Plan a model in this machine's memory, or its stages in the memory of their `host`'s machines; or in the
+    `memory_bytes` that it and other models may take together, whatever is available now.
 
     Raises ModelError if there is not enough memory for the model and its draft model.
     """
-    weight_bytes, groups, memory = model.weight_bytes, model.kv_groups, read_memory()
+    memory = read_memory() if memory_bytes is None else Memory.of_budget(memory_bytes)
+    weight_bytes, groups = model.weight_bytes, model.kv_groups
     if stages:
         from .stages.pipeline import memory_of, stages_bytes
 
@@ -78,12 +89,12 @@ def plan_memory(
         smaller=functools.partial(_quantized_bytes, options, model),
     )
     num_blocks = options.num_gpu_blocks_override
-    if draft is not None:
-        if num_blocks is None:  # of both models
-            num_blocks = _cache_split(options, groups).blocks(cache_bytes)[0]
-        _check_step(options, draft.model.spec, memory)
-    _check_step(options, model.spec, memory)
-    return MemoryPlan(max_model_len, cache_bytes, num_blocks, _memory_text(memory, weight_bytes))
+    if draft is not None and num_blocks is None:  # of both models
+        num_blocks = _cache_split(options, groups).blocks(cache_bytes)[0]
+    specs = [model.spec] if draft is None else [draft.model.spec, model.spec]
+    step_bytes = sum([_check_step(options, spec, memory) for spec in specs])
+    said = _memory_text(memory, weight_bytes)
+    return MemoryPlan(max_model_len, cache_bytes, num_blocks, weight_bytes, step_bytes, said)
 
 
 def _quantized_bytes(options: EngineOptions, model: OpenedModel) -> dict[Method, int]:
@@ -118,10 +129,11 @@ def plan_kv_cache(
     """The context length, in tokens, and the KV cache with the slots of recurrent state, in bytes.
 
     Without `kv_cache_space` the cache has room for `max_num_seqs` full-length sequences, but takes at most 4 GiB
-    and at most half of the memory that is available beside the weights. A context that was not asked for is cut to
-    what one sequence can have of the cache. `num_gpu_blocks_override` sets the number of blocks in the cache; then
-    the context is cut when the device has them. `weight_bytes` are the weights', with the adapters that the options
-    name, and `state_bytes` the recurrent state of a sequence; `smaller` says what quantized weights would take.
+    and at most half of the memory that is available beside the weights, or a quarter if other models have some of it,
+    too. A context that was not asked for is cut to what one sequence can have of the cache. `num_gpu_blocks_override`
+    sets the number of blocks in the cache; then the context is cut when the device has them. `weight_bytes` are the
+    weights', with the adapters that the options name, and `state_bytes` the recurrent state of a sequence; `smaller`
+    says what quantized weights would take.
     Raises ModelError if the context that was asked for does not fit, or if weights and cache need more than the
     control group or the machine could ever give, and DeviceError if there is no room for state.
     """
@@ -138,11 +150,12 @@ def plan_kv_cache(
     full_length = split.bytes_with(split.first_blocks_of(1, wanted, 0))
     if options.kv_cache_space is None:
         left = None if memory.available is None else max(memory.available - weight_bytes, 0)
-        half = _LARGEST_DEFAULT_CACHE if left is None else left // 2
+        share = _SHARED_CACHE_SHARE if memory.is_shared else _CACHE_SHARE
+        most = _LARGEST_DEFAULT_CACHE if left is None else left // share
         all_blocks = split.first_blocks_of(options.max_num_seqs, wanted, options.max_num_batched_tokens)
         # Twice the states, because they get at most half of the cache where there are K and V too.
         state_room = (2 if has_kv else 1) * state_bytes * max_states(options.max_num_seqs)
-        cache_bytes = min(split.bytes_with(all_blocks) + state_room, _LARGEST_DEFAULT_CACHE, half)
+        cache_bytes = min(split.bytes_with(all_blocks) + state_room, _LARGEST_DEFAULT_CACHE, most)
     else:
         cache_bytes = int(options.kv_cache_space * _GIB)
     _check_room(what, weight_bytes, cache_bytes, memory, smaller)
@@ -195,9 +208,12 @@ def _check_room(
                 advice.append(f"lower --num-gpu-blocks-override: {num_blocks * left // cache_bytes} would fit")
         if cache_bytes < room or not advice:
             advice.append(_fewer_bits(smaller(), room - cache_bytes))
-        if memory.cgroup_limit is not None:
+        owner = "this machine has"
+        if memory.is_shared:
+            owner = "all models may take (--memory)"
+        elif memory.cgroup_limit is not None:
             advice.append("raise that limit")
-        owner = "this machine has" if memory.cgroup_limit is None else "its control group allows this process"
+            owner = "its control group allows this process"
         free = f", {room / _GIB:.2f} GiB of it available" if room < memory.ceiling else ""
         ceiling = f"{memory.ceiling / _GIB:.2f} GiB of memory that {owner}{free}"
         raise ModelError(f"{needed} do not fit into the {ceiling}: {', or '.join(advice)}")
@@ -225,7 +241,8 @@ def _fewer_bits(sizes: Mapping[Method, int], room: int) -> str:
     return f"take a smaller model: even with --quantization {least} the weights take {sizes[least] / _GIB:.2f} GiB"
 
 
-def _check_step(options: EngineOptions, spec: DecoderSpec, memory: Memory) -> None:
+def _check_step(options: EngineOptions, spec: DecoderSpec, memory: Memory) -> int:
+    """The most that a step takes, in bytes. Raises ModelError if there is less."""
     # Its pages appear with the first long prompt, which would end the server.
     widest = max(sum(mixer.activations for mixer in mixers(layer)) for layer in spec.all_layers)
     tokens, rows = options.max_num_batched_tokens, options.max_num_seqs
@@ -248,6 +265,7 @@ def _check_step(options: EngineOptions, spec: DecoderSpec, memory: Memory) -> No
             f"{memory.ceiling / _GIB:.2f} GiB of memory there are: lower --max-num-batched-tokens, --max-num-seqs, "
             f"--max-logprobs{' or --max-lora-rank' if options.lora.enable_lora else ''}"
         )
+    return needed
 
 
 def _rows_per_token(spec: DecoderSpec) -> int:
@@ -257,6 +275,9 @@ def _rows_per_token(spec: DecoderSpec) -> int:
 
 
 def _memory_text(memory: Memory, weight_bytes: int) -> str:
+    if memory.is_shared:
+        room = (memory.total or 0) / _GIB
+        return f"all models may take {room:.2f} GiB (--memory), and the weights take {weight_bytes / _GIB:.2f} GiB"
     available = "an unknown amount" if memory.available is None else f"{memory.available / _GIB:.2f} GiB"
     limit = "" if memory.cgroup_limit is None else f" the control group's {memory.cgroup_limit / _GIB:.2f} GiB of"
     return f"{available} of{limit} memory is available, and the weights take {weight_bytes / _GIB:.2f} GiB"

@@ -6,7 +6,7 @@ import functools
 import logging
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -143,8 +143,10 @@ class OpenedModel:
         max_num_batched_tokens: int,
         num_blocks: int | None = None,
         cancellation: Cancellation | None = None,
+        told: Callable[[float], None] | None = None,
     ) -> Executor:
-        """Load the weights and reserve the cache. If `num_blocks` is given, `kv_cache_bytes` has no effect.
+        """Load the weights and reserve the cache. If `num_blocks` is given, `kv_cache_bytes` has no effect. `told` is
+        called with the fraction that was read.
 
         Raises DeviceError, naming what is not supported.
         """
@@ -156,7 +158,7 @@ class OpenedModel:
             max_num_batched_tokens=max_num_batched_tokens,
             num_blocks=num_blocks,
         )
-        with LoadProgress(options.model, self.weight_bytes) as progress:
+        with LoadProgress(options.model, self.weight_bytes, told=told) as progress:
             weights = ReportedWeights(self.weights, self.spec, progress)
             return self.device.load(self.spec, weights, executor_options, cancellation)
 

@@ -21,12 +21,20 @@ class Memory:
     `available` is what this process may still take: what the machine has available, or what one of the process's
     control groups has left, whichever is smallest. Page cache that can be dropped counts as available. `cgroup_limit`
     and `cgroup_used` belong to the group with the lowest limit.
+
+    It `is_shared` if it is what several models may take together, and not what the system has.
     """
 
     total: int | None
     available: int | None
     cgroup_limit: int | None
     cgroup_used: int | None
+    is_shared: bool = False
+
+    @classmethod
+    def of_budget(cls, num_bytes: int) -> Memory:
+        """What several models may take together."""
+        return cls(num_bytes, num_bytes, None, None, is_shared=True)
 
     @property
     def ceiling(self) -> int | None:

@@ -20,10 +20,12 @@ from waiting import wait_until
 from tidewheel.engine.core.engine import Engine
 from tidewheel.engine.core.request import Request
 from tidewheel.engine.devices.cpu.executor import CpuExecutor
-from tidewheel.engine.encoders.load import load_encoders, load_model_alone
+from tidewheel.engine.encoders.load import load_encoders, load_model_alone, needs_of_model
 from tidewheel.engine.encoders.options import EncoderOptions
 from tidewheel.engine.encoders.tokenization import EncoderInput
+from tidewheel.engine.errors import ModelError
 from tidewheel.engine.hosting.cores import SharedCores
+from tidewheel.engine.hosting.units import STAGES, Progress
 from tidewheel.engine.loading.load import EngineLoad, load_engine
 from tidewheel.engine.options import EngineOptions
 from tidewheel.engine.sampling_params import SamplingParams
@@ -152,3 +154,21 @@ def test_a_core_that_was_lent_comes_back_when_its_model_is_unloaded(options: Eng
         await engines[1].stop()
 
     asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_the_memory_and_the_progress_of_a_load_are_told(options: EngineOptions) -> None:
+    """What is planned in the memory of all does not depend on what is available now."""
+    told: list[Progress] = []
+    roomy, tight = (EngineLoad(replace(options, kv_cache_space=None), memory_bytes=2**size) for size in (30, 24))
+    assert roomy.needs.weight_bytes == tight.needs.weight_bytes > 64 * (320 + 2 * 64 * 4)
+    assert tight.needs.cache_bytes < 2**22
+    with pytest.raises(ModelError, match=r"all models may take \(--memory\)"):
+        EngineLoad(options, memory_bytes=2**20)
+    with EngineLoad(options, memory_bytes=2**30, report=told.append) as load:
+        engine = load.engine()
+    engine.close()
+    assert 0 <= load.needs.cache_bytes - int(engine.info["kv_cache_bytes"]) < 2**14
+    assert sorted(told, key=lambda progress: (STAGES.index(progress.stage), progress.fraction)) == told
+    assert {progress.stage for progress in told} >= {"reading"}
+    folder = str(zoo.native_folder("bert"))
+    assert needs_of_model(EngineOptions(folder), EncoderOptions()).total_bytes > 2**16

@@ -56,6 +56,26 @@ def test_the_default_cache_has_room_for_all_sequences_within_4_gib_and_half_of_t
     assert plan(2 * GIB, weights=GIB, group=2 * GIB) == (8192, GIB // 2)
 
 
+def shared_plan(num_bytes: int, weights: int, **options: float) -> tuple[int, int]:
+    """In memory of which other models may take some."""
+    return plan_kv_cache(
+        EngineOptions("m", **options),  # type: ignore[arg-type]
+        model_limit=8192,
+        groups=[GroupBytes(None, PER_TOKEN)],
+        weight_bytes=weights,
+        memory=Memory.of_budget(num_bytes),
+    )
+
+
+def test_a_model_leaves_memory_to_others_that_share_it() -> None:
+    assert shared_plan(9 * GIB, GIB) == (8192, 2 * GIB)
+    assert shared_plan(2 * GIB, GIB, kv_cache_space=0.9) == (8192, int(0.9 * GIB))
+    with pytest.raises(ModelError, match=r"into the 2\.00 GiB of memory that all models may take \(--memory\)"):
+        shared_plan(2 * GIB, 3 * GIB)
+    with pytest.raises(ModelError, match=r"all models may take 1\.25 GiB \(--memory\), and the weights take 1\.00 GiB"):
+        shared_plan(GIB + GIB // 4, GIB, max_model_len=8192)
+
+
 def test_windows_hold_longer_contexts_in_the_same_memory() -> None:
     window = [GroupBytes(1024, PER_TOKEN)]
     assert plan(kv_cache_space=0.125, model_limit=131072, groups=window) == (131072, GIB // 8)
