@@ -22,6 +22,7 @@ export class AnswerView {
   #folds = []; // one for each tool call
   #calls = h("div", { class: "calls" });
   #wait = h("p", { class: "wait", "aria-hidden": "true" }, h("span"), h("span"), h("span"));
+  #waitsFor = h("small", { "aria-live": "polite" });
   #stats = h("p", { class: "stats" });
   #footer;
   #copy;
@@ -39,8 +40,13 @@ export class AnswerView {
     this.element = h(
       "article",
       { class: "turn answer", "aria-label": "Answer" },
-      this.#wait, this.#text, this.#calls, this.#footer,
+      this.#wait, this.#waitsFor, this.#text, this.#calls, this.#footer,
     );
+  }
+
+  /** Shows what the answer waits for. */
+  wait(words) {
+    if (this.#wait.isConnected) this.#waitsFor.textContent = words;
   }
 
   /** Draws what was added to the message. */
@@ -52,19 +58,20 @@ export class AnswerView {
       this.#shown = content.length;
     }
     calls?.forEach((call, i) => this.#showCall(call, (this.#folds[i] ??= this.#addFold())));
-    if (content || reasoning || calls) this.#wait.remove();
+    if (content || reasoning || calls) this.#endWait();
   }
 
   /** Draws the end of the message. */
   finish() {
-    const { content, reasoning, calls, error, ended, stats } = this.#message;
+    const { content, reasoning, calls, model, error, ended, stats } = this.#message;
     this.update();
     this.#stream.finish();
-    this.#wait.remove();
+    this.#endWait();
     if (reasoning) this.#showReasoning(reasoning, false);
     calls?.forEach((call, i) => (this.#folds[i].code.data = indented(call.arguments)));
     if (error) this.#footer.before(h("p", { class: "failure", role: "alert" }, error));
-    this.#stats.textContent = [ENDINGS[ended], stats && statsText(stats)].filter(Boolean).join(" · ");
+    const words = [model?.split("/").pop(), ENDINGS[ended], stats && statsText(stats)];
+    this.#stats.textContent = words.filter(Boolean).join(" · ");
     this.#copy.hidden = !content;
     this.#footer.classList.remove("writing");
   }
@@ -90,6 +97,11 @@ export class AnswerView {
     });
     for (const { fold } of this.#folds) fold.open = true;
     this.#calls.append(form);
+  }
+
+  #endWait() {
+    this.#wait.remove();
+    this.#waitsFor.remove();
   }
 
   #showReasoning(reasoning, thinking) {

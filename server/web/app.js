@@ -10,6 +10,8 @@ import { HistoryList } from "./history-list.js";
 import { History, openStorage } from "./history.js";
 import { picture } from "./images.js";
 import { KeyDialog } from "./key-dialog.js";
+import { ModelSwitch } from "./model-switch.js";
+import { ModelWatch } from "./model-watch.js";
 import { Models } from "./models.js";
 import { Operator } from "./operator.js";
 import { Parameters } from "./parameters.js";
@@ -25,16 +27,32 @@ const DEMO_PROMPTS = [
   "Who are you?", "What is 47 + 38?", "How do I serve another model?", "Tell me a story about a lamp",
 ];
 const ANNOUNCED_BLOCKS = 20;
+const LOADING_MS = 500;
+const LOADED_MS = 3000;
 
 const get = (id) => document.getElementById(id);
+let shownModel = "{}"; // none
 const prompt = get("prompt");
 const local = openStorage("localStorage");
 const server = new Server(openStorage("sessionStorage"));
 const history = new History(local);
 const parameters = new Parameters(get("parameters"), local);
-const models = new Models(get("model"), local, showModel);
 const toast = new Toast(get("toast"));
-const operator = new Operator(server);
+const modelSwitch = new ModelSwitch(
+  { button: get("models-button"), panel: get("models"), list: get("models-list"), search: get("models-search") },
+  {
+    choose: (id) => models.choose(id),
+    load: (id) => manage(() => server.loadModel(id)),
+    unload: (id) => manage(() => server.unloadModel(id)),
+    open: () => modelWatch.poke(),
+  },
+);
+const models = new Models(get("model"), modelSwitch, local, () => {
+  chat.useModel();
+  showModel();
+});
+const modelWatch = new ModelWatch(readModels, howLongModelsAreGood);
+const operator = new Operator(server, models);
 const scroller = new Scroller(get("scroller"), get("turns"), get("to-latest"));
 const transcript = new Transcript(get("turns"), {
   edit: (message, text) => ask(() => chat.edit(message, text)),
@@ -46,6 +64,10 @@ const chat = new Chat(
   { history, models, parameters, scroller, server, transcript },
   {
     onChange: showState,
+    onOpen: ({ model }) => {
+      if (!models.follow(model)) toast.show(`${model} is not served any more: ${models.current.id} answers here.`);
+      showModel();
+    },
     onFailure: fail,
     onUnkept: () => toast.show("This browser has no room to keep the conversation."),
   },
@@ -73,7 +95,10 @@ const views = new Views(
     chat: [get("scroller"), get("composer"), get("context"), get("panel")],
     operator: get("operator"), toChat: get("to-chat"), toServer: get("to-server"),
   },
-  (shown) => (operator.open = shown),
+  (shown) => {
+    operator.open = shown;
+    modelWatch.poke();
+  },
 );
 const keyDialog = new KeyDialog(
   {
@@ -95,7 +120,7 @@ prompt.addEventListener("keydown", (event) => {
 });
 prompt.addEventListener("input", fitPrompt);
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && !get("key-dialog").open) chat.stop();
+  if (event.key === "Escape" && !get("key-dialog").open && !modelSwitch.isOpen) chat.stop();
 });
 get("attach").addEventListener("click", () => get("attach-files").click());
 get("attach-files").addEventListener("change", async () => {
@@ -139,11 +164,43 @@ focusPrompt();
 
 async function load() {
   try {
-    models.all = await server.models();
-    showModel();
+    await listModels();
+    modelWatch.plan();
   } catch (error) {
+    models.list([]);
+    showModel();
     fail(error, load);
   }
+}
+
+async function listModels() {
+  models.list(await server.models());
+  showModel();
+}
+
+async function readModels() {
+  if (models.areLoadedOnDemand) await listModels();
+}
+
+/** For how many milliseconds the states of models are good; null if nobody needs them. */
+function howLongModelsAreGood() {
+  if (!models.areLoadedOnDemand) return null;
+  if (models.isAnyLoading || (chat.busy && models.current.status.value !== "loaded")) return LOADING_MS;
+  return modelSwitch.isOpen || operator.isOpen ? LOADED_MS : null;
+}
+
+/** Loads or unloads a model by `change`, and shows the states meanwhile. */
+async function manage(change) {
+  const changed = change();
+  modelWatch.poke();
+  try {
+    await changed;
+  } catch (error) {
+    if (error.status === 401) keyDialog.ask(() => manage(change));
+    else toast.show(error.message);
+    if (error.status === 403) models.manages = false;
+  }
+  modelWatch.poke();
 }
 
 function send() {
@@ -187,10 +244,15 @@ function showState() {
   historyList.show();
   showContext();
   operator.poke();
+  modelWatch.poke();
 }
 
 function showModel() {
-  const { id, max_model_len: room } = models.current;
+  const { status, ...model } = models.current ?? {};
+  operator.showModels();
+  if (JSON.stringify(model) === shownModel) return;
+  shownModel = JSON.stringify(model);
+  const { id, max_model_len: room } = model;
   const where = models.writesText
     ? `${id} answers here${room ? `, with ${count(room)} tokens of context` : ""}.`
     : `${id} writes no text: programs ask it for embeddings, scores or classes.`;
@@ -211,6 +273,7 @@ function showContext() {
 
 function showKey() {
   get("key-state").hidden = !server.key;
+  models.manages = true; // until this key was refused
 }
 
 /** Lets a screen reader read new text, one block at a time. */

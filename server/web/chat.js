@@ -4,8 +4,8 @@ import { Conversation, addChunk } from "./conversation.js";
 
 /**
  * `models`, `parameters` and `server` make the requests, `transcript` and `scroller` show the answers, and `history`
- * keeps them. `listener` is notified: onChange() at any change of state, onFailure(error, retry), and onUnkept() if the
- * browser has no storage left.
+ * keeps them. `listener` is notified: onChange() at any change of state, onOpen(conversation), onFailure(error, retry),
+ * and onUnkept() if the browser has no storage left.
  */
 export class Chat {
   conversation = Conversation.create();
@@ -65,7 +65,16 @@ export class Chat {
     this.conversation = conversation;
     this.#parts.transcript.show(conversation);
     this.#parts.scroller.toEnd();
+    this.#listener.onOpen(conversation);
     this.#listener.onChange();
+  }
+
+  /** Remembers with the conversation that the user has chosen another model. */
+  useModel() {
+    const { conversation } = this;
+    if (!conversation.messages.length) return;
+    conversation.model = this.#parts.models.current.id;
+    if (!this.busy) this.#parts.history.save(conversation);
   }
 
   /** Makes sure that a deleted conversation is not stored again when its answer stops. */
@@ -108,7 +117,10 @@ export class Chat {
     const { models, parameters, scroller, server, transcript } = this.#parts;
     const { conversation } = this;
     const messages = conversation.forRequest(parameters.system);
-    const answer = conversation.add({ role: "assistant", content: "" });
+    const { id: model, chat_sampling: sampling } = models.current ?? {};
+    const chosen = models.all.length > 1 ? model : undefined;
+    conversation.model = chosen;
+    const answer = conversation.add({ role: "assistant", content: "", model: chosen });
     const view = transcript.add(answer, conversation);
     const controller = new AbortController();
     const clock = new Clock();
@@ -125,9 +137,8 @@ export class Chat {
     let failure = null;
     try {
       const streamed = { stream: true, stream_options: { include_usage: true } };
-      const { id: model, chat_sampling: sampling } = models.current ?? {};
       const request = { model, ...sampling, ...body, messages, ...streamed };
-      for await (const chunks of server.chat(request, controller.signal)) {
+      for await (const chunks of server.chat(request, controller.signal, (words) => view.wait(words))) {
         for (const chunk of chunks) if (addChunk(answer, chunk)) clock.tick();
         frame ||= requestAnimationFrame(draw);
       }

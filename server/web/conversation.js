@@ -1,6 +1,6 @@
 // A conversation's state and its operations. Messages are plain objects, as they are stored:
 //   {role: "user", content, files?: [{name, text}], images?: [{name, url}]}
-//   {role: "assistant", content, reasoning?, calls?: [{id, name, arguments}], stats?, error?, ended?}
+//   {role: "assistant", content, reasoning?, calls?: [{id, name, arguments}], model?, stats?, error?, ended?}
 //   {role: "tool", content, call, name}
 // Each also has a `parent`: the index of the message that it follows, or -1 for the first. Messages with the same
 // parent are branches. The one shown contains `leaf`, the index of the last shown message.
@@ -13,10 +13,11 @@ const TITLE_LENGTH = 60;
 export class Conversation {
   #path = null; // the shown messages, cached until the conversation changes
 
-  /** Without `leaf`, `all` is one branch. */
-  constructor({ id, name = "", updated, all, leaf = null }) {
+  /** Without `leaf`, `all` is one branch. `model` is the one that answers, if the server has several. */
+  constructor({ id, name = "", model, updated, all, leaf = null }) {
     this.id = id;
     this.name = name;
+    this.model = model;
     this.updated = updated;
     this.all = all;
     this.leaf = leaf ?? all.length - 1;

@@ -11,7 +11,7 @@ const ROLES = ["user", "assistant", "tool"];
 
 /** Offers conversations as a download. */
 export function exportFile(conversations) {
-  const kept = conversations.map(({ name, updated, all, leaf }) => ({ name, updated, all, leaf }));
+  const kept = conversations.map(({ name, model, updated, all, leaf }) => ({ name, model, updated, all, leaf }));
   const text = JSON.stringify({ format: FORMAT, version: 1, conversations: kept }, null, 1);
   const link = document.createElement("a");
   link.href = URL.createObjectURL(new Blob([text], { type: "application/json" }));
@@ -41,7 +41,8 @@ function checkedConversation(value) {
   const leaf = index(value.leaf, all.length);
   const updated = Number.isFinite(value.updated) ? value.updated : Date.now();
   const { id } = Conversation.create(); // a new id, so that no stored conversation is overwritten
-  return new Conversation({ id, name: string(value.name ?? ""), updated, all, leaf });
+  const model = value.model === undefined ? undefined : string(value.model);
+  return new Conversation({ id, name: string(value.name ?? ""), model, updated, all, leaf });
 }
 
 /** A message with only the known fields, each of the right type. Its parent is an earlier message. */
@@ -54,7 +55,7 @@ function checkedMessage(value, i) {
     if (value.images !== undefined) message.images = list(value.images, 10, checkedImage);
     return message;
   }
-  for (const name of ["reasoning", "error", "ended"]) if (value[name] !== undefined) message[name] = string(value[name]);
+  for (const name of ["reasoning", "model", "error", "ended"]) if (value[name] !== undefined) message[name] = string(value[name]);
   if (value.calls !== undefined) {
     message.calls = list(value.calls, 1000, (call) => strings(call, ["id", "name", "arguments"]));
   }

@@ -1,7 +1,8 @@
 // Describes the served model and the server.
 
-import { count, duration, percent, rate } from "./format.js";
+import { count, duration, percent, rate, size } from "./format.js";
 import { h } from "./dom.js";
+import { stateOf } from "./model-switch.js";
 
 /** Shows the response of /server_info as a description list. */
 export function showFacts(list, info) {
@@ -17,7 +18,7 @@ export function showFacts(list, info) {
     Kernels: engine.isa,
     Stages: engine.stages,
     Replica: info.replica,
-    Context: `${count(info.max_model_len)} tokens`,
+    Context: info.max_model_len && `${count(info.max_model_len)} tokens`,
     "KV cache": generates && [`${count(tokens)} tokens in ${engine.kv_cache_dtype}`, size(engine.kv_cache_bytes)].filter(Boolean)
       .join(", ") + cached,
     "Tool calls": generates && (info.tool_call_parser ?? "not read"),
@@ -48,6 +49,36 @@ export function showAdapters(tile, adapters) {
 
 const MOST_ROWS = 16;
 
+/**
+ * Shows in a tile which of `models` are loaded, the memory of each and what each does, if they are loaded on demand. The
+ * values are those of a Meter.
+ */
+export function showModels(tile, models, { models: measured = [], memoryBudget = null }) {
+  tile.hidden = models.length === 0;
+  if (tile.hidden) return;
+  const figures = new Map(measured.map((one) => [one.model, one]));
+  const shown = models.filter(({ status }) => status.value !== "unloaded");
+  const loaded = models.filter(({ status }) => status.value === "loaded").length;
+  const memory = measured.reduce((sum, one) => sum + (one.memory ?? 0), 0);
+  const notes = [
+    `${count(loaded)} of ${count(models.length)} loaded`,
+    memory > 0 && (memoryBudget ? `${size(memory)} of ${size(memoryBudget)} in use` : `${size(memory)} in use`),
+    shown.length > MOST_ROWS && `the first ${MOST_ROWS} are shown`,
+  ].filter(Boolean);
+  tile.querySelector("caption").textContent = `Models: ${notes.join(", ")}`;
+  const rows = shown.slice(0, MOST_ROWS).map(({ id, status }) => {
+    const { memory: held, running, waiting, kvUse, tokensPerSecond } = { ...NOTHING, ...figures.get(id) };
+    return h("tr", {},
+      h("th", { scope: "row" }, id),
+      h("td", {}, stateOf(status)), h("td", {}, size(held) || "–"), h("td", {}, count(running)),
+      h("td", {}, count(waiting)), h("td", {}, percent(kvUse)), h("td", {}, rate(tokensPerSecond)),
+    );
+  });
+  tile.querySelector("tbody").replaceChildren(...rows);
+}
+
+const NOTHING = { memory: null, running: null, waiting: null, kvUse: null, tokensPerSecond: null };
+
 /** Shows in a tile how many replicas run and what each does, if there are several. If many, only the busiest. */
 export function showReplicas(tile, { numReplicas, numSilent, replicas }) {
   tile.hidden = numReplicas === null;
@@ -64,10 +95,4 @@ export function showReplicas(tile, { numReplicas, numSilent, replicas }) {
     h("td", {}, rate(one.tokensPerSecond)),
   ));
   tile.querySelector("tbody").replaceChildren(...rows);
-}
-
-function size(bytes) {
-  const mib = Number(bytes) / 2 ** 20;
-  if (!(mib > 0)) return "";
-  return mib < 1024 ? `${mib.toPrecision(3)} MiB` : `${(mib / 1024).toPrecision(3)} GiB`;
 }

@@ -18,6 +18,14 @@ export function count(value) {
   return value === null ? "–" : value.toLocaleString("en");
 }
 
+/** A number of bytes: "12.3 MiB". Nothing for what is not known. */
+export function size(bytes) {
+  const units = ["MiB", "GiB", "TiB"];
+  let value = Number(bytes) / 2 ** 20;
+  for (; value >= 999.5 && units.length > 1; value /= 1024) units.shift();
+  return value > 0 ? `${value.toPrecision(3)} ${units[0]}` : "";
+}
+
 /** A share between 0 and 1, in percent. */
 export function percent(share) {
   if (share === null) return "–";

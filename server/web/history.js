@@ -57,8 +57,8 @@ export class History {
 
   /** Stores a conversation. If there is no space, removes the oldest ones. Returns whether it could be stored. */
   save(conversation) {
-    const { id, name, title, updated, all, leaf } = conversation;
-    const text = JSON.stringify({ name, updated, all, leaf });
+    const { id, name, title, model, updated, all, leaf } = conversation;
+    const text = JSON.stringify({ name, model, updated, all, leaf });
     const others = this.list().filter((entry) => entry.id !== id);
     let size = text.length + others.reduce((sum, entry) => sum + entry.size, 0);
     while (others.length && (others.length >= MAX_CONVERSATIONS || size > MAX_CHARACTERS)) size -= this.#drop(others);

@@ -1,23 +1,30 @@
 // Parses Prometheus text, and computes what happened between two scrapes.
 
 const REPLICA = /^\{replica="([^"]*)"/;
+const MODEL = /[{,]model_name="((?:[^"\\]|\\.)*)"/;
 
-/** A map of sample names to the sum of their series, by replica ("" where none is named). */
+/**
+ * The series of each model of each replica ("" where none is named): a map, by both names, of {replica, model, samples}.
+ * `samples` is a map of names to the sum of their series.
+ */
 export function parseMetrics(text) {
-  const replicas = new Map();
+  const parts = new Map();
   for (const line of text.split("\n")) {
     if (!line || line[0] === "#") continue;
     const labels = line.indexOf("{");
     const end = labels < 0 ? line.indexOf(" ") : line.lastIndexOf("}") + 1;
     const name = line.slice(0, labels < 0 ? end : labels);
-    const replica = labels < 0 ? "" : REPLICA.exec(line.slice(labels, end))?.[1] ?? "";
+    const described = labels < 0 ? "" : line.slice(labels, end);
+    const replica = REPLICA.exec(described)?.[1] ?? "";
+    const model = (MODEL.exec(described)?.[1] ?? "").replace(/\\(.)/g, (_, char) => (char === "n" ? "\n" : char));
     const value = Number(line.slice(end).trim().split(" ")[0]);
     if (!Number.isFinite(value)) continue;
-    if (!replicas.has(replica)) replicas.set(replica, new Map());
-    const samples = replicas.get(replica);
+    const key = JSON.stringify([replica, model]);
+    if (!parts.has(key)) parts.set(key, { replica, model, samples: new Map() });
+    const { samples } = parts.get(key);
     samples.set(name, (samples.get(name) ?? 0) + value);
   }
-  return replicas;
+  return parts;
 }
 
 const STAGE = /pipeline_stage_(\w+)_total\{(?:replica="([^"]*)",)?.*?stage="(\d+)".*?\}\s+(\S+)/;
@@ -69,16 +76,17 @@ export class Meter {
    * its last token. For a single answer it equals `speed`.
    *
    * If the text has series of several replicas, `replicas` has the first four values of each. The other values then cover
-   * all replicas: sums, and means over all requests. `numReplicas` counts the replicas that run.
+   * all replicas: sums, and means over all requests. `numReplicas` counts the replicas that run. `models` has the first
+   * four values of each model, and its `memory` in bytes. `memoryBudget` is that of all of them.
    */
   read(text, now) {
-    const replicas = parseMetrics(text);
-    const name = [...replicas.values()].flatMap((samples) => [...samples.keys()]).find((key) => key.endsWith(ANCHOR));
+    const parts = parseMetrics(text);
+    const name = [...parts.values()].flatMap(({ samples }) => [...samples.keys()]).find((key) => key.endsWith(ANCHOR));
     const prefix = (name ?? ANCHOR).slice(0, -ANCHOR.length);
-    const counts = [...replicas].map(([replica, samples]) => ({
-      replica, ...countsOf(samples, this.#before?.get(replica), prefix),
+    const counts = [...parts].map(([key, { replica, model, samples }]) => ({
+      replica, model, ...countsOf(samples, this.#before?.get(key)?.samples, prefix),
     }));
-    this.#before = replicas;
+    this.#before = parts;
     const get = (key) => sum(counts.map((one) => one.get(key)));
     const since = (key) => sum(counts.map((one) => one.since(key)));
     const means = (value) => ({
@@ -87,28 +95,19 @@ export class Meter {
       prefixHits: ratio(value("prefix_cache_hits_total"), value("prefix_cache_queries_total")),
       acceptanceRate: ratio(value("spec_decode_num_accepted_tokens_total"), value("spec_decode_num_draft_tokens_total")),
     });
-    const each = counts.map((one) => ({
-      replica: one.replica,
-      running: one.get(ANCHOR),
-      waiting: one.get("num_requests_waiting"),
-      kvUse: one.get("kv_cache_usage_perc") ?? one.get("gpu_cache_usage_perc"),
-      tokensPerSecond: one.since("decode_seconds_total") === 0 ? 0 : ratio(
-        one.since("inter_token_latency_seconds_count"), one.since("decode_seconds_total"),
-      ),
-    }));
-    const known = each.filter(({ kvUse }) => kvUse !== null);
+    const by = (label) => [...Map.groupBy(counts, (one) => one[label])].filter(([value]) => value)
+      .map(([value, some]) => ({ [label]: value, ...totals(some) }));
     return {
-      running: get(ANCHOR),
-      waiting: get("num_requests_waiting"),
-      kvUse: ratio(sum(known.map(({ kvUse }) => kvUse)), known.length),
-      tokensPerSecond: sum(each.map(({ tokensPerSecond }) => tokensPerSecond)),
+      ...totals(counts),
       ...means(since),
       ever: means(get),
       adapters: parseAdapters(text),
       stages: this.#readStages(text, now),
       numReplicas: get("replicas"),
       numSilent: get("replicas_silent"),
-      replicas: each.filter(({ replica }) => replica),
+      replicas: by("replica"),
+      models: by("model"),
+      memoryBudget: get("memory_budget_bytes"),
     };
   }
 
@@ -144,6 +143,21 @@ function countsOf(samples, before, prefix) {
     return value < last ? value : value - last; // a restarted server counts from 0
   };
   return { get, since };
+}
+
+/** What parts of a server do together. */
+function totals(counts) {
+  const get = (key) => sum(counts.map((one) => one.get(key)));
+  const used = counts.map((one) => one.get("kv_cache_usage_perc") ?? one.get("gpu_cache_usage_perc"));
+  return {
+    running: get(ANCHOR),
+    waiting: get("num_requests_waiting"),
+    kvUse: ratio(sum(used), used.filter((use) => use !== null).length),
+    tokensPerSecond: sum(counts.map(({ since }) => (since("decode_seconds_total") === 0 ? 0 : ratio(
+      since("inter_token_latency_seconds_count"), since("decode_seconds_total"),
+    )))),
+    memory: get("model_memory_bytes"),
+  };
 }
 
 /** The sum of the known values; null if there are none. */

@@ -1,7 +1,7 @@
 // The operator's view: reads /metrics while it is visible, and reads once what is served.
 
 import { Chart, WaterWheel } from "./chart.js";
-import { showAdapters, showFacts, showReplicas, showStages } from "./facts.js";
+import { showAdapters, showFacts, showModels, showReplicas, showStages } from "./facts.js";
 import { count, duration, percent, rate } from "./format.js";
 import { Meter } from "./metrics.js";
 
@@ -23,13 +23,15 @@ export class Operator {
   #open = false;
   #active = false;
   #turn = 0; // of polling: late responses of earlier turns are ignored
-  #informed = false;
+  #informed = null; // the model whose facts are shown
+  #models;
   #last = { firstToken: null, betweenTokens: null, prefixHits: null, acceptanceRate: null };
   #charts;
   #wheel;
 
-  constructor(server) {
+  constructor(server, models) {
     this.#server = server;
+    this.#models = models;
     this.#charts = [
       new Chart(document.getElementById("tokens-chart"), [
         { key: "tokensPerSecond", class: "area" },
@@ -47,10 +49,21 @@ export class Operator {
     document.addEventListener("visibilitychange", () => this.#update());
   }
 
+  get isOpen() {
+    return this.#open;
+  }
+
   /** Whether the view is on the screen. */
   set open(open) {
     this.#open = open;
     this.#update();
+  }
+
+  /** Shows the models as they are now, because the server's list was read. */
+  showModels() {
+    if (!this.#active) return;
+    this.#showMemory();
+    this.#inform();
   }
 
   /** Reads soon, because something has just begun or ended. */
@@ -72,13 +85,25 @@ export class Operator {
 
   // If the server is locked, this is retried when the view is opened again. Until then the state says so.
   async #inform() {
-    if (this.#informed) return;
+    if (!this.#models.areKnown) return;
+    const { id, status } = (this.#models.areLoadedOnDemand && this.#models.current) || {};
+    const wanted = JSON.stringify([id, status?.value]);
+    if (this.#informed === wanted) return;
+    this.#informed = wanted;
+    const facts = document.getElementById("facts");
     try {
-      showFacts(document.getElementById("facts"), await this.#server.info());
-      this.#informed = true;
+      // To ask for a model's facts would load it.
+      const info = status && status.value !== "loaded" ? { model: id } : await this.#server.info(id);
+      if (this.#informed === wanted) showFacts(facts, info);
     } catch (error) {
-      document.getElementById("facts").textContent = error.message;
+      this.#informed = null;
+      facts.textContent = error.message;
     }
+  }
+
+  #showMemory() {
+    const models = this.#models.areLoadedOnDemand ? this.#models.all : [];
+    showModels(document.getElementById("models-tile"), models, this.#readings.at(-1) ?? {});
   }
 
   #stop() {
@@ -122,6 +147,7 @@ export class Operator {
     put("acceptance-rate", percent(this.#last.acceptanceRate));
     document.getElementById("draft-tokens").hidden = this.#last.acceptanceRate === null;
     showAdapters(document.getElementById("adapters"), reading.adapters);
+    this.#showMemory();
     showReplicas(document.getElementById("replicas"), reading);
     showStages(document.getElementById("stages"), reading.stages);
     this.#wheel.show(reading.kvUse ?? 0, busy);
@@ -137,8 +163,9 @@ export class Operator {
     showReplicas(document.getElementById("replicas"), { numReplicas: null, numSilent: null, replicas: [] });
     showStages(document.getElementById("stages"), []);
     this.#wheel.show(0, false);
-    const gap = { at: performance.now(), ...Object.fromEntries(CHARTED.map((key) => [key, null])) };
+    const gap = { at: performance.now(), models: [], memoryBudget: null, ...Object.fromEntries(CHARTED.map((key) => [key, null])) };
     this.#readings = [...this.#readings.slice(1 - MAX_READINGS), gap];
+    this.#showMemory();
     this.#draw(gap.at);
   }
 

@@ -34,18 +34,31 @@ export class Server {
     else this.#session.removeItem(KEY);
   }
 
-  /** The available models: [{id, max_model_len}, ...]. */
+  /** The available models: [{id, max_model_len}, ...], with `status` and `size` if they are loaded on demand. */
   async models() {
     return (await (await this.#ask("v1/models")).json()).data;
+  }
+
+  /** Loads a model, or unloads it. */
+  async loadModel(id) {
+    await this.#post("models/load", { model: id });
+  }
+
+  async unloadModel(id) {
+    await this.#post("models/unload", { model: id });
   }
 
   async version() {
     return (await (await this.#ask("version")).json()).version;
   }
 
-  /** Facts about the served model and the server, and the replica that responded, if there are several. */
-  async info() {
-    const response = await this.#ask("server_info", PANEL);
+  /**
+   * Facts about the served model and the server, and the replica that responded, if there are several. `model` names one
+   * of several models.
+   */
+  async info(model) {
+    const query = model === undefined ? "" : `?model=${encodeURIComponent(model)}`;
+    const response = await this.#ask(`server_info${query}`, PANEL);
     return { ...(await response.json()), replica: response.headers.get("x-tidewheel-replica") };
   }
 
@@ -54,13 +67,14 @@ export class Server {
     return (await this.#ask("metrics", PANEL)).text();
   }
 
-  /** The chunks of an answer, one list at a time. Throws ServerError, or AbortError when `signal` aborts. */
-  async *chat(body, signal) {
-    const headers = { "content-type": "application/json" };
-    const options = { method: "POST", body: JSON.stringify(body), headers, signal };
-    const response = await this.#ask("v1/chat/completions", options);
+  /**
+   * The chunks of an answer, one list at a time. `onComment` gets what the server says while the request waits. Throws
+   * ServerError, or AbortError when `signal` aborts.
+   */
+  async *chat(body, signal, onComment) {
+    const response = await this.#post("v1/chat/completions", body, signal);
     try {
-      for await (const events of eventLists(response.body)) {
+      for await (const events of eventLists(response.body, onComment)) {
         const done = events.indexOf("[DONE]");
         const chunks = (done < 0 ? events : events.slice(0, done)).map((data) => JSON.parse(data));
         const failure = chunks.findIndex((chunk) => chunk.error);
@@ -73,6 +87,11 @@ export class Server {
       throw new ServerError(`The connection broke: ${error.message}`);
     }
     throw new ServerError("The connection ended before the answer did.");
+  }
+
+  #post(path, body, signal) {
+    const headers = { "content-type": "application/json" };
+    return this.#ask(path, { method: "POST", body: JSON.stringify(body), headers, signal });
   }
 
   async #ask(path, options = {}) {
