@@ -418,7 +418,7 @@ def test_what_is_kept_is_bounded(server: RunningServer, open_page: OpenPage) -> 
     many = page.evaluate(KEEP_MANY, [130, 10])
     assert (many["kept"], many["ids"]) == (True, [f"c{i}" for i in range(129, 29, -1)])
     assert many["items"] == len(many["ids"]) + 1
-    large = page.evaluate(KEEP_MANY, [9, 400_000])
-    assert (large["kept"], large["ids"]) == (True, ["c8", "c7", "c6", "c5"])
-    assert large["size"] < 2_100_000
-    assert page.evaluate(KEEP_MANY, [1, 2_100_000]) == {"kept": False, "ids": [], "size": 2, "items": 1}
+    large = page.evaluate(KEEP_MANY, [14, 400_000])
+    assert (large["kept"], large["ids"]) == (True, [f"c{i}" for i in range(13, 4, -1)])
+    assert large["size"] < 4_100_000
+    assert page.evaluate(KEEP_MANY, [1, 4_100_000]) == {"kept": False, "ids": [], "size": 2, "items": 1}
