@@ -34,9 +34,9 @@ http {{
 
 
 class Proxy:
-    """nginx or haproxy with its example configuration and the test's ports."""
+    """nginx or haproxy with its example configuration, or with another `source` like it, and the test's ports."""
 
-    def __init__(self, kind: str, replicas: Sequence[int], folder: Path) -> None:
+    def __init__(self, kind: str, replicas: Sequence[int], folder: Path, source: Path | None = None) -> None:
         program = require(kind)
         self.kind = kind
         self.port = free_port()
@@ -48,7 +48,7 @@ class Proxy:
             command = [program, "-p", str(folder), "-c", str(folder / "nginx.conf")]
         else:
             listen = f"bind 127.0.0.1:{self.port}"
-            path = _place(ROOT / "deploy/haproxy/haproxy.cfg", "bind :8000", listen, replicas, folder)
+            path = _place(source or ROOT / "deploy/haproxy/haproxy.cfg", "bind :8000", listen, replicas, folder)
             command = [program, "-db", "-f", str(path)]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         deadline = time.monotonic() + 60
@@ -71,7 +71,7 @@ def _place(source: Path, listen: str, own: str, replicas: Sequence[int], folder:
     text = source.read_text()
     assert text.count(listen) == 1
     text = text.replace(listen, own)
-    servers = re.findall(r"127\.0\.0\.1:800\d", text)
+    servers = sorted({*re.findall(r"127\.0\.0\.1:800\d", text)})
     assert len(servers) == len(replicas)
     for server, port in zip(servers, replicas, strict=True):
         text = text.replace(server, f"127.0.0.1:{port}")
