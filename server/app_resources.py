@@ -6,7 +6,7 @@ Options that cannot be used are reported before a model is looked for. So this m
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,14 +58,25 @@ def find_resources(options: AppOptions) -> AppResources:
     return AppResources(
         keys=ApiKeys([*map(plain_key, options.api_keys), *map(admin_key, options.admin_api_keys), *file_keys]),
         middleware=_middleware(options.middleware),
-        chat_template=_chat_template(options.chat_template),
-        sampling_defaults=_sampling_defaults(options.generation_config),
-        sampling_overrides=_sampling_overrides(options.override_generation_config),
         tracer=_tracer(options.otlp_traces_endpoint),
         shared_store=None
         if options.shared_store is None
         else open_store(options.shared_store, options.shared_store_password),
+        **_of_model(options),
     )
+
+
+def resources_of_model(shared: AppResources, options: AppOptions) -> AppResources:
+    """The resources of a server of several models, with what the options of one of them name. Raises TidewheelError."""
+    return replace(shared, **_of_model(options))
+
+
+def _of_model(options: AppOptions) -> dict[str, Any]:
+    return {
+        "chat_template": _chat_template(options.chat_template),
+        "sampling_defaults": _sampling_defaults(options.generation_config),
+        "sampling_overrides": _sampling_overrides(options.override_generation_config),
+    }
 
 
 def read_key_file(path: str) -> Sequence[ApiKey]:

@@ -124,6 +124,10 @@ class ModelHost:
         finally:
             self._give_back(unit)
 
+    def is_ready(self, name: str) -> bool:
+        """Whether a lease is given at once. Raises NotHostedError, and EngineDeadError."""
+        return self._is_lent(self._find(name))
+
     async def load(self, name: str) -> None:
         """Load it if it is not loaded. Raises what `lease` raises."""
         async with self.lease(name):

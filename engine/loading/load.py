@@ -159,6 +159,10 @@ class EngineLoad:
             plan_memory(options, model, stages, draft, self._host, self._memory_bytes)
         self._host = host  # a host for headers alone says nothing of what it chose
 
+    def cancel(self) -> None:
+        """Give it up, from any thread: whoever waits for the engine gets a LoadCancelledError."""
+        self._cancellation.cancel()
+
     def __enter__(self) -> EngineLoad:
         """Begin to load. Raises ModelError and DeviceError for a folder of KV blocks that it cannot have."""
         self._kv_folder = self._open_kv_folder()

@@ -58,15 +58,26 @@ class ChatServerInfo(ServerInfo, kw_only=True):
     reasoning_parser: str | None
 
 
+def load_of(engine: Engine) -> Load:
+    """How busy a chat model is."""
+    stats = engine.stats()
+    busy = stats.num_running + stats.num_waiting
+    return Load(busy, stats.num_running, stats.num_waiting, stats.kv_blocks_used / stats.kv_blocks_total)
+
+
+def encoder_load_of(engine: EncoderEngine) -> Load:
+    """How busy encoders are."""
+    waiting = sum(figures.inputs_waiting for figures in engine.stats().values())
+    busy = max(engine.backlog, waiting)
+    return Load(busy, busy - waiting, waiting, 0.0)
+
+
 def operations_routes(engine: Engine, model: str, formats: ModelFormats, options: Mapping[str, Any]) -> list[Route]:
     """The endpoints. `model` and `options` are what `/server_info` shows of the model's source and the command line."""
 
     @operation("How busy the server is", response=Load)
     async def load(request: Request) -> Response:
-        stats = engine.stats()
-        busy = stats.num_running + stats.num_waiting
-        usage = stats.kv_blocks_used / stats.kv_blocks_total
-        return json_response(Load(busy, stats.num_running, stats.num_waiting, usage))
+        return json_response(load_of(engine))
 
     @operation("What is served, and with which options", response=ChatServerInfo)
     async def server_info(request: Request) -> Response:
@@ -80,7 +91,7 @@ def operations_routes(engine: Engine, model: str, formats: ModelFormats, options
                 engine=engine.info,
                 tool_call_parser=formats.tool_calls,
                 reasoning_parser=formats.reasoning,
-                options=_shown(options),
+                options=shown_to_tenant(options),
             )
         )
 
@@ -102,19 +113,18 @@ def encoder_operations_routes(engine: EncoderEngine, model: str, options: Mappin
 
     @operation("How busy the server is", response=Load)
     async def load(request: Request) -> Response:
-        waiting = sum(figures.inputs_waiting for figures in engine.stats().values())
-        busy = max(engine.backlog, waiting)
-        return json_response(Load(busy, busy - waiting, waiting, 0.0))
+        return json_response(encoder_load_of(engine))
 
     @operation("What is served, and with which options", response=ServerInfo)
     async def server_info(request: Request) -> Response:
         first = next(iter(engine.encoders.values()))
         return json_response(
-            ServerInfo(model=model, max_model_len=first.max_length, engine=first.info, options=_shown(options))
+            ServerInfo(model=model, max_model_len=first.max_length, engine=first.info, options=shown_to_tenant(options))
         )
 
     return [Route("/load", load), Route("/server_info", server_info)]
 
 
-def _shown(options: Mapping[str, Any]) -> Mapping[str, Any]:
+def shown_to_tenant(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The options that the current tenant may see."""
     return options if current_tenant().administers else {}

@@ -27,6 +27,8 @@ _NAMED = ("bos_token", "eos_token", "pad_token")
 class TokenizeEndpoints:
     """Text or messages to token ids, and back."""
 
+    _shows_tokenizer = False
+
     def __init__(self, state: AppState, *, shows_tokenizer: bool) -> None:
         self._models = state.models
         self._encoder = state.encoder

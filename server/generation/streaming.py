@@ -32,6 +32,10 @@ _HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # nginx would collect frames otherwise
 ]
+_EVENTS = b"text/event-stream; charset=utf-8"
+
+EVENT_STREAM_HEADERS = [(b"content-type", _EVENTS), *_HEADERS]
+"""Of an answer that consists of events."""
 
 
 class Source(Protocol[T_co]):
@@ -83,7 +87,7 @@ class EventStream(Response, ABC, Generic[T]):
     __slots__ = ("_failure", "_has_ended", "_has_started", "_held", "_news", "_source", "_write")  # near each other
 
     media_type = "text/event-stream"
-    content_type: ClassVar[bytes] = b"text/event-stream; charset=utf-8"
+    content_type: ClassVar[bytes] = _EVENTS
     done: ClassVar[bytes] = DONE
 
     def __init__(self, source: Source[T]) -> None:

@@ -58,8 +58,14 @@ class Operation:
 def operation(summary: str, request: Any = None, response: Any = None, **more: Any) -> Callable[[HandlerT], HandlerT]:
     """Declares a handler's Operation. `more` are its other fields."""
 
+    return redeclared(Operation(summary=summary, request=request, response=response, **more))
+
+
+def redeclared(found: Operation) -> Callable[[HandlerT], HandlerT]:
+    """Declares the Operation of another handler for one that answers the same."""
+
     def declare(handler: HandlerT) -> HandlerT:
-        setattr(handler, _ATTRIBUTE, Operation(summary=summary, request=request, response=response, **more))
+        setattr(handler, _ATTRIBUTE, found)
         return handler
 
     return declare

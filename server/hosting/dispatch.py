@@ -1,0 +1,116 @@
+"""Dispatcher: has each request answered by the model that it names, which is loaded first if it has to be."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from tidewheel.engine.hosting.units import Progress
+
+from ..api.body import whole_body
+from ..client_watch import client_watch
+from ..errors import ClientGone
+from .asked_model import asked_model
+from .catalog import ModelEntry
+from .hosted_models import HostedModels
+from .unit import LoadedModel
+from .waiting_stream import WaitingStream, waits_in_words
+
+_TICK_S = 1.0  # between two comments to a client that waits
+
+
+class Dispatcher:
+    """Answers requests that are for a model."""
+
+    def __init__(self, models: HostedModels) -> None:
+        self._models = models
+
+    async def answer(self, request: Request) -> Response:
+        """The answer of the model that a request names, which is leased until it is complete. Raises ApiError."""
+        body = await whole_body(request)
+        asked = asked_model(body)
+        entry = self._models.catalog.find(asked.name or request.query_params.get("model"))
+        return _Answer(self._models, entry, body, streams=asked.streams)
+
+
+class _Answer(Response):
+    """A model's answer to a request that has been read."""
+
+    def __init__(self, models: HostedModels, entry: ModelEntry, body: bytearray, *, streams: bool) -> None:
+        super().__init__()
+        self._models = models
+        self._entry = entry
+        self._read = _Read(body)
+        self._streams = streams
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._models.is_ready(self._entry):
+            async with self._models.lease(self._entry) as loaded:
+                await self._pass_on(loaded, scope, receive, send)
+            return
+        stream = WaitingStream(scope, send) if self._streams and waits_in_words(scope) else None
+        try:
+            async with self._wait(receive, stream) as loaded:
+                begun = stream is not None and stream.has_begun
+                await self._pass_on(loaded, scope, receive, stream.pass_on if stream is not None and begun else send)
+        except Exception as failure:
+            if stream is None or not stream.has_begun:
+                raise
+            await stream.fail(failure)
+
+    async def _pass_on(self, loaded: LoadedModel, scope: Scope, receive: Receive, send: Send) -> None:
+        await loaded.app(self._entry.name)(scope, self._read.then(receive), send)
+
+    @asynccontextmanager
+    async def _wait(self, receive: Receive, stream: WaitingStream | None) -> AsyncIterator[LoadedModel]:
+        """The model, loaded. Tells the stream meanwhile. Raises ClientGone if the client leaves first."""
+        progress = Progress("waiting")
+
+        def report(now: Progress) -> None:
+            nonlocal progress
+            progress = now
+
+        async with AsyncExitStack() as stack:
+            entering = asyncio.ensure_future(stack.enter_async_context(self._models.lease(self._entry, report=report)))
+            has_left = False
+
+            def leave() -> None:
+                nonlocal has_left
+                has_left = True
+                entering.cancel()
+
+            try:
+                with client_watch(receive, leave):
+                    while not entering.done():
+                        if stream is not None:
+                            await stream.tell(self._entry.name, progress)
+                        await asyncio.wait([entering], timeout=_TICK_S)
+            finally:
+                entering.cancel()
+                await asyncio.wait([entering])
+            if has_left:
+                raise ClientGone
+            yield entering.result()
+
+
+class _Read:
+    """A body that was read already, and is given to the model once."""
+
+    def __init__(self, body: bytearray) -> None:
+        self._message: Message | None = {"type": "http.request", "body": body, "more_body": False}
+
+    def then(self, receive: Receive) -> Receive:
+        """What gives the body first, and then what is received."""
+
+        async def receive_again() -> Message:
+            if self._message is None:
+                return await receive()
+            message, self._message = self._message, None
+            return message
+
+        return receive_again

@@ -1,0 +1,127 @@
+"""HostedModels: a server's models by their names, and the units that they are loaded with."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from typing import cast
+
+from tidewheel.engine.errors import EngineDeadError, TidewheelError, quoted
+from tidewheel.engine.hosting.budget import MemoryBudget
+from tidewheel.engine.hosting.cores import SharedCores
+from tidewheel.engine.hosting.host import ModelHost
+from tidewheel.engine.hosting.units import LoadFailedError, NotHostedError, Report, UnitStatus
+
+from ..app_resources import AppResources
+from ..errors import ApiError
+from ..responses.store import Responses
+from .catalog import Catalog, ModelEntry, group_into_units
+from .unit import LoadedModel, ModelUnit, Shared
+
+logger = logging.getLogger(__name__)
+
+
+class HostedModels:
+    """All models of a server. An engine that fails ends only its own model. See `Engines` of http/server.py."""
+
+    failure: BaseException | None = None
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        resources: AppResources,
+        responses: Responses,
+        budget: MemoryBudget,
+        max_loaded: int | None = None,
+    ) -> None:
+        """`max_loaded` is how many units may be loaded at a time; None: as many as the budget has room for."""
+        self.catalog = catalog
+        self.budget = budget
+        self._units: dict[str, ModelUnit] = {}  # by the names of entries
+        self._shared = Shared(resources, responses, SharedCores(), budget.total_bytes)
+        units = []
+        for spec in group_into_units(catalog.entries):
+            units.append(ModelUnit(spec, self._shared))
+            self._units |= dict.fromkeys((entry.name for entry in spec.entries), units[-1])
+        self.host = ModelHost(units, budget, max_loaded=max_loaded)
+        self._draining = False
+        self._preloading: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Load what is to be loaded at the start, one after the other."""
+        self._preloading = asyncio.create_task(self._preload())
+
+    async def stop(self) -> None:
+        """Unload everything."""
+        if self._preloading is not None:
+            self._preloading.cancel()
+        await self.host.stop()
+
+    def unit(self, entry: ModelEntry) -> ModelUnit:
+        """What an entry is loaded with. Raises ApiError if its files cannot be served."""
+        if entry.error is not None:
+            raise _load_failed(f"the model {quoted(entry.name)} cannot be served: {entry.error}")
+        return self._units[entry.name]
+
+    def status(self, entry: ModelEntry) -> UnitStatus:
+        """Whether an entry's unit is loaded. Raises ApiError if its files cannot be served."""
+        return self.host.status(self.unit(entry).name)
+
+    def is_ready(self, entry: ModelEntry) -> bool:
+        """Whether `lease` gives it at once. Raises ApiError, and EngineDeadError."""
+        return self.host.is_ready(self.unit(entry).name)
+
+    @asynccontextmanager
+    async def lease(
+        self, entry: ModelEntry, *, keep_alive_s: float | None = None, report: Report | None = None
+    ) -> AsyncIterator[LoadedModel]:
+        """See ModelHost. Raises ApiError, BusyError and EngineDeadError."""
+        if self._draining:
+            raise EngineDeadError("the server is shutting down")
+        try:
+            async with self.host.lease(self.unit(entry).name, keep_alive_s=keep_alive_s, report=report) as loaded:
+                yield cast(LoadedModel, loaded)
+        except LoadFailedError as error:
+            raise _load_failed(str(error)) from error
+        except NotHostedError as error:
+            raise ApiError(HTTPStatus.NOT_FOUND, str(error), param="model", code="model_not_found") from error
+
+    @property
+    def loaded(self) -> Iterator[LoadedModel]:
+        """What is loaded now."""
+        return (unit.loaded for unit in dict.fromkeys(self._units.values()) if unit.loaded is not None)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether an engine's thread runs."""
+        return any(model.engines.is_alive for model in self.loaded)
+
+    @property
+    def has_stalled(self) -> bool:
+        """Whether a step took longer than --step-timeout."""
+        return any(model.engines.has_stalled for model in self.loaded)
+
+    def warm_up(self) -> None:
+        """Prepare for what requests may ask for, unless some are there."""
+        for model in self.loaded:
+            model.engines.warm_up()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Refuse new requests and wait for those that run; after `timeout_s` abort the rest."""
+        self._draining = True
+        await asyncio.gather(*(model.engines.drain(timeout_s) for model in self.loaded))
+
+    async def _preload(self) -> None:
+        for unit in dict.fromkeys(self._units.values()):
+            if unit.spec.preload:
+                try:
+                    await self.host.load(unit.name)
+                except TidewheelError as error:
+                    logger.error("%s", error)
+
+
+def _load_failed(message: str) -> ApiError:
+    return ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, message, param="model", code="model_load_failed")

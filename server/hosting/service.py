@@ -1,0 +1,32 @@
+"""The server of several models."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable
+
+from tidewheel.engine.hosting.budget import MemoryBudget
+from tidewheel.engine.machine.memory import read_memory
+
+from ..app import responses_of
+from ..app_resources import AppResources
+from ..http.event_loop import choose_loop
+from ..http.server import Server
+from ..options.serve import ServeOptions
+from ..server_of import server_of
+from .catalog import Catalog
+from .host_app import build_host_app
+from .hosted_models import HostedModels
+
+
+def build_host_server(
+    options: ServeOptions, catalog: Catalog, resources: AppResources, tls: Callable[[], ssl.SSLContext] | None
+) -> Server:
+    """The server of the models in a catalog, none of which is loaded yet. Raises TidewheelError."""
+    loop = choose_loop()
+    # Without a known amount a share is of nothing, and bounds nothing.
+    budget = MemoryBudget(options.hosting.memory_bytes(read_memory().available or 0) or None)
+    responses = responses_of(options.app, resources)
+    models = HostedModels(catalog, resources, responses, budget, options.hosting.max_loaded_models)
+    app = build_host_app(models, options.app, resources, responses, options.shown)
+    return server_of(app, models, loop, options, resources, tls)
