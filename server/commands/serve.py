@@ -45,6 +45,8 @@ logger = logging.getLogger(__name__)
 # up the event loop and the engine for so long again and again; by default it is five times as much.
 _TURN_S = 1e-3
 
+_MAX_NAMED = 16  # models in a line of the log
+
 
 def run(arguments: Sequence[str]) -> int:
     """The `serve` command. Raises TidewheelError if the model cannot be served or the port is taken, or later fails."""
@@ -61,7 +63,9 @@ def run(arguments: Sequence[str]) -> int:
     for note in (*options.notes, *options.app.without_effect()):
         logger.info("%s", note)
     if options.hosts:
-        raise ModelError("several models are not served yet: name one model, without options for several")
+        if on_ray:
+            raise ModelError("replicas and stages on Ray have one model: name one, without options for several")
+        return _serve_several(options)
     if on_ray and pools(options.engine, options.encoders):
         raise ModelError(
             f"{options.engine.model} is an encoder, and replicas and stages on Ray are for models that generate: start "
@@ -98,6 +102,24 @@ def _serve(options: ServeOptions, host: StageHost | None, *, shows_banner: bool)
             from ..telemetry.banner import banner
 
             print(banner(served, info, length, address, page=options.app.web_ui), file=sys.stderr)
+        server.run([listener])
+    return server.end()
+
+
+def _serve_several(options: ServeOptions) -> int:
+    """Serve models that are loaded when requests name them."""
+    resources = find_resources(options.app)
+    tls = _tls(options.http)
+    with open_listener(options.http.host, options.http.port, options.http.uds) as listener:
+        with without_collections():
+            from ..hosting.catalog import Catalog
+            from ..hosting.service import build_host_server
+
+            catalog = Catalog(options)
+            server = build_host_server(options, catalog, resources, tls)
+        address = printable_address(listener, tls=tls is not None)
+        names = [entry.name for entry in catalog.entries]
+        start_logger.info("Serving %d models on %s: %s", len(names), address, ", ".join(names[:_MAX_NAMED]))
         server.run([listener])
     return server.end()
 
