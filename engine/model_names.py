@@ -25,8 +25,13 @@ def short_name(model: str) -> str:
             return cached[1].replace("--", "/") + (f":{wanted}" if wanted else "")
     name = path.name if path.name not in ("", "..") else path.resolve().name
     if path.is_file():
-        name = _PART.sub("", re.sub(r"\.gguf$", "", name, flags=re.IGNORECASE))
+        name = name_of_file(name)
     return (name or model) + (f":{wanted}" if wanted else "")
+
+
+def name_of_file(name: str) -> str:
+    """A file's name without .gguf and the number of its part."""
+    return _PART.sub("", re.sub(r"\.gguf$", "", name, flags=re.IGNORECASE))
 
 
 def _exists(path: Path) -> bool:

@@ -80,7 +80,7 @@ class ModelEntry:
     @property
     def is_named_encoder(self) -> bool:
         """Whether the options say that it is an encoder, so that its files need not be looked at."""
-        return bool(self._given("runner", "auto") == "pooling")
+        return bool(self.section.given.get("runner", self._shared.given.get("runner")) == "pooling")
 
     @property
     def max_model_len(self) -> int | None:
@@ -90,15 +90,12 @@ class ModelEntry:
     @property
     def adapters(self) -> Sequence[str]:
         """The names of its adapters that the options name."""
-        return [module.name for module in self._given("lora_modules", ())]
+        return [module.name for module in self.section.given.get("lora_modules", ())]
 
     @property
     def shared_kv_folder(self) -> str | None:
         """The folder of `--kv-offload`, if it was given for all models."""
         return None if "kv_offload" in self.section.given else self._shared.given.get("kv_offload")
-
-    def _given(self, name: str, default: object) -> Any:
-        return self.section.given.get(name, self._shared.given.get(name, default))
 
 
 class UnitSpec:

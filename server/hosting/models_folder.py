@@ -17,7 +17,7 @@ from msgspec import Struct
 from tidewheel.engine.errors import ModelError
 from tidewheel.engine.files.reading import is_there, read_file, read_part
 from tidewheel.engine.files.wording import reason
-from tidewheel.engine.model_names import short_name
+from tidewheel.engine.model_names import name_of_file
 from tidewheel.engine.weights.gguf.choosing import MAGIC, all_parts, models_in, without_own_mmproj
 
 from ..options.hosting import MAX_NAME, wrong_name
@@ -88,19 +88,17 @@ def models_in_folder(folder: str) -> list[FoundModel]:
 
 def _models(folder: _Folder) -> Iterator[FoundModel]:
     names = folder.names()
-    # Folders first: of a folder and a file of one name the folder keeps it.
-    for name in names:
-        if os.path.isdir(os.path.join(folder.path, name)):
-            yield from _models_of_subfolder(folder, name)
-    files = [name for name in names if name.lower().endswith(".gguf")]
-    taken = {name for name in names if name not in files}
+    folders = {name for name in names if os.path.isdir(os.path.join(folder.path, name))}
+    for name in sorted(folders):
+        yield from _models_of_subfolder(folder, name)
+    files = [name for name in names if name not in folders and name.lower().endswith(".gguf")]
     groups = models_in(files).values()
     # What lies beside one model is its own, however it is named.
     blind = without_own_mmproj(files, [parts[0] for parts in groups]) if len(groups) > 1 else ()
     for parts in groups:
-        name = short_name(os.path.join(folder.path, parts[0]))
+        name = name_of_file(parts[0])
         given = {"language_model_only": True} if parts[0] in blind else {}
-        yield _of_gguf(folder, parts, folder.prefix + (parts[0] if name in taken else name), given)
+        yield _of_gguf(folder, parts, folder.prefix + (parts[0] if name in folders else name), given)
 
 
 def _models_of_subfolder(folder: _Folder, name: str) -> Iterator[FoundModel]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
@@ -19,7 +20,7 @@ from msgspec.structs import replace
 from tidewheel.engine.declaring.mistakes import Mistakes
 from tidewheel.engine.declaring.option import Option, Options, option, options_of
 from tidewheel.engine.declaring.values import at_least, number_or_none
-from tidewheel.engine.model_names import short_name
+from tidewheel.engine.model_names import name_of_file, short_name
 
 from .config_file import as_command_line
 from .hosting import ModelSection, split_named, wrong_name
@@ -141,8 +142,10 @@ def line_sections(texts: Sequence[str], mistakes: Mistakes) -> list[ModelSection
     """The models that a command line names, each as WHERE or NAME=WHERE."""
     found = []
     for text in dict.fromkeys(texts):
-        name, where = split_named(text)
-        name = name or short_name(where)
+        given, where = split_named(text)
+        name = given or short_name(where)
+        if given is None and wrong_name(name):  # a path that is not there, as its load will tell
+            name = name_of_file(Path(where).name)
         if wrong := wrong_name(name):
             mistakes.add(f"--model {text}: its name {wrong}; give it another, as in --model NAME={where}")
         else:
@@ -158,6 +161,12 @@ def embedding_sections(given: Mapping[str, Any], mistakes: Mistakes) -> list[Mod
         mistakes.add(f"--served-embedding-model-name needs {len(models)} names, one for each --embedding-model")
     pairs = zip(names, models, strict=False)
     return [ModelSection(name=name, where=where, given={"runner": "pooling"}) for name, where in pairs]
+
+
+def alone(section: ModelSection, given: Mapping[str, Any], names: Sequence[str]) -> ModelSection:
+    """The only model of a server: all options that were given are its own, and the first of the names is its name."""
+    names = [*dict.fromkeys((*names, *([] if names else [section.name])))]
+    return replace(section, name=names[0], aliases=tuple(names[1:]), given={**given, **section.given})
 
 
 def joined_sections(

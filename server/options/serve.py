@@ -45,7 +45,11 @@ _SERVER_OPTIONS = in_order_of_help(_OWNERS, _RUNS)
 SERVE_OPTIONS = [*MODEL_OPTIONS, *_SERVER_OPTIONS]
 """All of them, in the order of --help."""
 
-_OF_ONE_MODEL = ("model", "served_model_name", "embedding_model", "served_embedding_model_name")
+_NAMES = ("model", "served_model_name", "embedding_model", "served_embedding_model_name")
+_OF_ONE_MODEL = (
+    "served_model_name revision tokenizer tokenizer_revision quantization_param_path lora_modules mmproj pooler_config"
+).split()
+"""Options that are right for one model at most."""
 _OF_ENGINES = frozenset(o.name for o in MODEL_OPTIONS)
 _OF_ENCODERS = frozenset("download_dir device dtype quantization threads_bind reserved_cpus cache_dir".split())
 """Those that encoders have as well."""
@@ -173,14 +177,21 @@ def _build_several(
 
     mistakes = Mistakes()
     of_file, notes_of_file = of_models.read_sections(sections, _SERVER_OPTIONS, mistakes) if sections else ([], [])
-    named = texts or [given[name] for name in ("model",) if name in given]
+    named = texts or ([given["model"]] if "model" in given else ())
     line = [*of_models.line_sections(named, mistakes), *of_models.embedding_sections(given, mistakes)]
     if not (line or of_file or "models_dir" in given):
         line = [ModelSection(name=DEMO_MODEL_NAME, where=str(DEMO_MODEL))]
+    shared = {name: value for name, value in given.items() if name not in _NAMES}
+    if len(line) == 1 and not of_file and "models_dir" not in given:
+        line = [of_models.alone(line[0], shared, given.get("served_model_name", ()))]
+    else:
+        for option in SERVE_OPTIONS:
+            if option.name in _OF_ONE_MODEL and option.name in given:
+                shared.pop(option.name, None)
+                mistakes.add(
+                    f"{option.flag} is for one model: give it in the model's section of models: in the --config file"
+                )
     models = of_models.joined_sections(line, of_file, mistakes)
-    if "served_model_name" in given:
-        mistakes.add("--served-model-name is for a server of one model: name each as in --model NAME=MODEL")
-    shared = {name: value for name, value in given.items() if name not in _OF_ONE_MODEL}
     hosting = mistakes.attempt(build, HostingOptions, given)
     http, log, replicas = mistakes.attempt(_server_parts, given) or (None, None, None)
     parts = mistakes.attempt(_model_parts, {**shared, "model": ""})
@@ -190,7 +201,8 @@ def _build_several(
         mistakes.add(
             "--distributed-executor-backend ray is for a server of one model: start one for each model, or leave it out"
         )
-    mistakes.raise_any()
+    if parts is None or hosting is None or http is None:
+        mistakes.raise_any()
     engine, encoders, app = made(parts)
     options = ServeOptions(
         engine=engine,
@@ -206,9 +218,9 @@ def _build_several(
         given=shared,
     )
     for section in models:
-        of_one = Mistakes(f"models: {section.name}: " if section.given else "")
-        of_one.attempt(options_of_model, options, section, section.where or "")
-        for sentence in of_one.sentences:
+        of_model = Mistakes(f"models: {section.name}: ")
+        of_model.attempt(options_of_model, options, section, section.where or "")
+        for sentence in of_model.sentences:
             mistakes.add(sentence)
     mistakes.raise_any()
     return options
