@@ -27,10 +27,13 @@ _MAX_FILES = 16 * MAX_MODELS  # of one folder
 _MAX_CONFIG_BYTES = 4 << 20  # far more than any model's has
 _CACHED = "models--"  # a repository in the hub's cache
 _SMALL_FILES = ("config.json", "modules.json", "params.json")
+_WEIGHTS = (".safetensors", ".gguf", ".onnx", ".bin", ".pt", ".pth")
 
 
 class FoundModel(Struct, frozen=True, kw_only=True):
     """A model of the folder. `where` is its file or folder, and `error` says why it cannot be served, if it cannot.
+
+    Clients read the error, so it says where files are in the folder of models, and not where that is.
 
     `given` are options that it needs, by name. `fingerprint` changes when files are replaced.
     """
@@ -65,7 +68,7 @@ class _Folder(Struct, frozen=True):
         path = os.path.join(self.path, name)
         if not os.path.islink(path) or _lies_in(path, self.root):
             return None
-        return f"it is a link that leads out of {self.root}: name the model itself with --model NAME=MODEL"
+        return "it is a link that leads out of the folder of models: name the model itself with --model NAME=MODEL"
 
 
 def models_in_folder(folder: str) -> list[FoundModel]:
@@ -77,6 +80,10 @@ def models_in_folder(folder: str) -> list[FoundModel]:
     root = os.path.realpath(os.path.expanduser(folder))
     found: dict[str, FoundModel] = {}
     try:
+        if {*_SMALL_FILES} & {*_Folder(root, root).names()}:
+            raise ModelError(
+                f"--models-dir {folder} is a model itself: name the folder that it lies in, or serve it alone"
+            )
         for model in _models(_Folder(root, root)):
             found.setdefault(model.name, model)
             if len(found) > MAX_MODELS:
@@ -104,26 +111,31 @@ def _models(folder: _Folder) -> Iterator[FoundModel]:
 def _models_of_subfolder(folder: _Folder, name: str) -> Iterator[FoundModel]:
     path = os.path.join(folder.path, name)
     if wrong := folder.leads_out(name):
-        yield _found(folder.prefix + name, path, wrong)
+        yield _found(folder, folder.prefix + name, path, wrong)
         return
-    if name.startswith(_CACHED):
-        own_name = name[len(_CACHED) :].replace("--", "/")
-        if (snapshot := _snapshot(path)) is not None and _lies_in(snapshot, folder.root):
-            yield from _models_of_one(_Folder(snapshot, folder.root), own_name)
-        return
+    own_name = name[len(_CACHED) :].replace("--", "/") if name.startswith(_CACHED) else folder.prefix + name
     try:
-        one = _Folder(path, folder.root)
-        if names := [*_models_of_one(one, folder.prefix + name)]:
+        if name.startswith(_CACHED):
+            snapshot = _snapshot(path)
+            if snapshot is not None and _lies_in(snapshot, folder.root):
+                yield from _models_of_one(_Folder(snapshot, folder.root), own_name, is_repository=True)
+        elif names := [*_models_of_one(_Folder(path, folder.root), own_name)]:
             yield from names
         elif not folder.prefix:
             yield from _models(_Folder(path, folder.root, f"{name}/"))
     except (OSError, ModelError) as error:
-        yield _found(folder.prefix + name, path, reason(error))
+        yield _found(folder, own_name, path, reason(error))
 
 
-def _models_of_one(folder: _Folder, name: str) -> Iterator[FoundModel]:
-    """The models of a folder that is one model, or has GGUF files of one; none if it is neither."""
+def _models_of_one(folder: _Folder, name: str, *, is_repository: bool = False) -> Iterator[FoundModel]:
+    """The models of a folder that is one model, or has GGUF files of one; none if it is neither.
+
+    A repository may have its GGUF files in folders, too.
+    """
     names = folder.names()
+    if is_repository:
+        inner = [each for each in names if os.path.isdir(os.path.join(folder.path, each))]
+        names += [f"{each}/{file}" for each in inner for file in _Folder(f"{folder.path}/{each}", folder.root).names()]
     files = [each for each in names if each.lower().endswith(".gguf")]
     if any(each in _SMALL_FILES or each.endswith(".safetensors") for each in names):
         yield _of_folder(folder, name, names)
@@ -143,38 +155,46 @@ def _of_gguf(folder: _Folder, parts: list[str], name: str, given: Mapping[str, A
             if read_part(file, len(MAGIC)) != MAGIC:
                 raise ModelError(f"{file} is no GGUF file, or a broken one: download it again")
     except ModelError as error:
-        return _found(name, path, str(error))
-    return _found(name, path, None, given, [os.path.join(folder.path, part) for part in parts])
+        return _found(folder, name, path, str(error))
+    return _found(folder, name, path, None, given, parts)
 
 
 def _of_folder(folder: _Folder, name: str, names: Sequence[str]) -> FoundModel:
-    path = Path(folder.path)
+    config = Path(folder.path, "config.json")
     try:
         for each in names:
             if wrong := folder.leads_out(each):
-                raise ModelError(f"{path / each}: {wrong}")
-        config = path / "config.json"
+                raise ModelError(f"{Path(folder.path, each)}: {wrong}")
         if is_there(config) and not isinstance(json.loads(read_file(config, _MAX_CONFIG_BYTES)), dict):
             raise ModelError(f"{config} is not a JSON object")
+        if not {"modules.json", "onnx"} & {*names} and not any(each.endswith(_WEIGHTS) for each in names):
+            raise ModelError(f"{folder.path} has no weights: its download may not be finished")
     except ModelError as error:
-        return _found(name, folder.path, str(error))
+        return _found(folder, name, folder.path, str(error))
     except (ValueError, RecursionError) as error:
-        return _found(name, folder.path, f"{config} is not valid JSON: {reason(error)}")
-    return _found(name, folder.path, None, {}, [os.path.join(folder.path, each) for each in names])
+        return _found(folder, name, folder.path, f"{config} is not valid JSON: {reason(error)}")
+    return _found(folder, name, folder.path, None, {}, names)
+
+
+def _found(
+    folder: _Folder,
+    name: str,
+    where: str,
+    error: str | None,
+    given: Mapping[str, Any] | None = None,
+    files: Sequence[str] = (),
+) -> FoundModel:
+    shown = "".join(c if c.isprintable() else "\ufffd" for c in name)[:MAX_NAME]
+    if error is None and (wrong := wrong_name(name)):
+        error = f"the name of its file {wrong}: rename it, or name it with --model NAME=MODEL"
+    if error is not None:
+        error = error.replace(folder.root + os.sep, "").replace(folder.root, "the folder of models")
+    numbers = _fingerprint([os.path.join(folder.path, file) for file in files])
+    return FoundModel(name=shown, where=where, error=error, given=given or {}, fingerprint=numbers)
 
 
 def _lies_in(path: str, root: str) -> bool:
     return os.path.realpath(path).startswith(root.rstrip(os.sep) + os.sep)
-
-
-def _found(
-    name: str, where: str, error: str | None, given: Mapping[str, Any] | None = None, files: Sequence[str] = ()
-) -> FoundModel:
-    shown = "".join(c if c.isprintable() else "\ufffd" for c in name)[:MAX_NAME]
-    wrong = wrong_name(name)
-    if error is None and wrong:
-        error = f"the name of its file {wrong}: rename it, or name it with --model NAME=MODEL"
-    return FoundModel(name=shown, where=where, error=error, given=given or {}, fingerprint=_fingerprint(files))
 
 
 def _fingerprint(files: Sequence[str]) -> tuple[int, ...]:

@@ -34,12 +34,13 @@ def gguf(path: Path, content: bytes = b"GGUF") -> Path:
 def model_folder(path: Path, config: str = "{}") -> Path:
     path.mkdir(parents=True)
     (path / "config.json").write_text(config)
+    (path / "model.safetensors").touch()
     return path
 
 
 @pytest.fixture
 def models(tmp_path: Path) -> Path:
-    """Nine models, each in another of the forms that are found."""
+    """Ten models, in all the forms that are found."""
     folder = tmp_path / "models"
     gguf(folder / "small-Q4_K_M.gguf")
     for part in (1, 2):
@@ -55,8 +56,11 @@ def models(tmp_path: Path) -> Path:
     for commit in ("0" * 40, "f" * 40):
         (repository / "snapshots" / commit).mkdir(parents=True)
         (repository / "snapshots" / commit / "config.json").symlink_to(blob)
+        (repository / "snapshots" / commit / "model.safetensors").symlink_to(blob)
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text("0" * 40)
+    for tag in ("Q4_0", "Q8_0"):
+        gguf(folder / "models--hub--quantized" / "snapshots" / "1" / tag / f"x-{tag}.gguf")
     model_folder(folder / ".hidden")
     (folder / "README.md").write_text("no model")
     return folder
@@ -66,6 +70,8 @@ def test_a_folder_has_models_in_all_their_forms(models: Path) -> None:
     found = catalog("--models-dir", models)
     assert {entry.name: Path(entry.where).relative_to(models).as_posix() for entry in found.entries} == {
         "hub/cached": f"models--hub--cached/snapshots/{'0' * 40}",
+        "hub/quantized:Q4_0": "models--hub--quantized/snapshots/1/Q4_0/x-Q4_0.gguf",
+        "hub/quantized:Q8_0": "models--hub--quantized/snapshots/1/Q8_0/x-Q8_0.gguf",
         "owner/name": "owner/name",
         "plain": "plain",
         "several:Q4_K_M": "several/x-Q4_K_M.gguf",
@@ -95,7 +101,11 @@ def test_hostile_names_and_broken_files_are_listed_with_what_is_wrong_with_them(
     (models / "link.gguf").symlink_to(outside)
     (models / "link").symlink_to(outside.parent)
     (models / "up.gguf").symlink_to("../outside/secret.gguf")
-    (model_folder(models / "weights-out") / "model.safetensors").symlink_to(outside)
+    (model_folder(models / "weights-out") / "model-2.safetensors").symlink_to(outside)
+    (model_folder(models / "no-weights") / "model.safetensors").unlink()
+    hub = models / "models--a--b" / "snapshots"
+    hub.mkdir(parents=True)
+    (hub / "1").symlink_to(outside.parent)
     (models / "alias.gguf").symlink_to("small-Q4_K_M.gguf")  # which is fine
     (models / "nowhere.gguf").symlink_to("gone")
     os.mkfifo(models / "pipe.gguf")
@@ -116,6 +126,7 @@ def test_hostile_names_and_broken_files_are_listed_with_what_is_wrong_with_them(
         "link": "a link that leads out of",
         "link.gguf": "a link that leads out of",
         "up": "a link that leads out of",
+        "no-weights": "no-weights has no weights: its download may not be finished",
         "weights-out": "a link that leads out of",
         "nowhere": "is a link to a file that does not exist",
         "pipe": "is a named pipe; it must be a regular file",
@@ -133,7 +144,8 @@ def test_hostile_names_and_broken_files_are_listed_with_what_is_wrong_with_them(
     }
     assert errors.keys() == said.keys()
     assert all(said[name] in (error or "") for name, error in errors.items()), errors
-    assert len(group_into_units(catalog("--models-dir", models).entries)) == 8  # those that are not broken
+    assert not any(str(tmp_path) in (error or "") for error in errors.values())  # which clients read
+    assert len(group_into_units(catalog("--models-dir", models).entries)) == 10  # those that are not broken
 
 
 def test_projectors_belong_to_the_models_that_they_are_named_for(tmp_path: Path) -> None:
@@ -158,6 +170,8 @@ def test_too_many_models_and_a_folder_that_is_not_there_are_refused(
 ) -> None:
     with pytest.raises(ModelError, match="gone cannot be read: No such file or directory"):
         catalog("--models-dir", tmp_path / "gone")
+    with pytest.raises(ModelError, match="alone is a model itself"):
+        catalog("--models-dir", model_folder(tmp_path / "alone"))
     for name in "abc":
         gguf(tmp_path / f"{name}.gguf")
     monkeypatch.setattr("tidewheel.server.hosting.models_folder.MAX_MODELS", 2)
