@@ -19,14 +19,11 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,18 +38,16 @@ from hostile_sessions import Sessions, drip
 from measure import summarize
 from process_tree import memory_mib
 from saboteurs import sabotage
+from served import served
 from soak import Server
-from storm import Storm, StormError
+from storm import Storm
 from target import discover
 from verdict import verdict
 
 import tidewheel
 
-# The file and not `-m tidewheel`, which would look for the package in the current folder first.
-_PROGRAM = str(Path(tidewheel.__file__).with_name("__main__.py"))
-_START_TIMEOUT_S = 120
-_EXIT_TIMEOUT_S = 40  # its --shutdown-timeout of 30 s, and some more
 _ROUND = 500  # requests
+_ANSWER_TIMEOUT_S = 120
 _BATCHES = 3
 _DRIP_PAUSE_S = 3.0
 _SLOWEST = 8  # answers of /health, reported with what was done meanwhile
@@ -175,10 +170,10 @@ def serve_and_besiege(args: argparse.Namespace) -> list[str]:
         folder = Path(name)
         adapters = AdapterFolder(folder / "adapters", args.model or DEMO)
         model = [str(args.model)] if args.model else []
-        with _served([*model, *server_options(folder), *args.server], signal.SIGTERM, args) as (url, process, wrong):
+        with served([*model, *server_options(folder), *args.server], args.port, args.log) as (url, process, wrong):
             wrong += asyncio.run(besiege(Besieged(url, process.pid, folder / "kv", adapters), args))
         endless = make_endless_model(folder / "endless", args.model or DEMO)
-        with _served([str(endless), *args.server], signal.SIGHUP, args) as (url, _, more):
+        with served([str(endless), *args.server], args.port, args.log, signal.SIGHUP) as (url, _, more):
             more += ask_endless_model(url, args.endless)
     return [*wrong, *more]
 
@@ -199,7 +194,7 @@ def ask_endless_model(url: str, times: int, names: Collection[str] = tuple(ENDLE
 
     def ask(name: str) -> None:
         body = {"messages": [{"role": "user", "content": name}], "max_tokens": 1}
-        status = httpx.post(f"{url}{CHAT}", json=body, timeout=_START_TIMEOUT_S, trust_env=False).status_code
+        status = httpx.post(f"{url}{CHAT}", json=body, timeout=_ANSWER_TIMEOUT_S, trust_env=False).status_code
         if status != (200 if name == "nothing" else 400):
             wrong.append(f"a chat template that is to do {name} was answered with {status}")
 
@@ -208,51 +203,6 @@ def ask_endless_model(url: str, times: int, names: Collection[str] = tuple(ENDLE
         list(pool.map(ask, [name for name in (*names, "nothing") for _ in range(times)]))
     print(f"/health in ms beside endless templates: {summarize(watch.stop())}")
     return wrong
-
-
-@contextmanager
-def _served(
-    options: Sequence[str], ended_by: signal.Signals, args: argparse.Namespace
-) -> Iterator[tuple[str, subprocess.Popen[bytes], list[str]]]:
-    """A server during the context: its address, its process, and a list for what is wrong, also when it ends."""
-    url = f"http://127.0.0.1:{args.port}"
-    command = [sys.executable, _PROGRAM, "serve", "--port", str(args.port), *options]
-    # Adapters' paths may be hub ids, but this test must not use the hub.
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    # Under nohup the server would ignore SIGHUP.
-    hear = partial(signal.signal, signal.SIGHUP, signal.SIG_DFL)
-    with (
-        open(args.log, "a") as log,
-        subprocess.Popen(command, stderr=log, env=environment, preexec_fn=hear) as process,
-    ):
-        try:
-            _await_health(url, process)
-            wrong: list[str] = []
-            yield url, process, wrong
-            process.send_signal(ended_by)
-            asked = time.monotonic()
-            try:
-                code = process.wait(_EXIT_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                wrong.append(f"{ended_by.name} has not ended the server after {_EXIT_TIMEOUT_S} s")
-                return
-            print(f"ended by {ended_by.name} after {time.monotonic() - asked:.1f} s with {code}")
-            if code != 0:
-                wrong.append(f"the server ended with {code}")
-        finally:
-            process.kill()
-
-
-def _await_health(url: str, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + _START_TIMEOUT_S
-    while True:
-        try:
-            httpx.get(f"{url}/health").raise_for_status()
-            return
-        except httpx.HTTPError as error:
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise StormError(f"the server does not start: {error}") from error
-            time.sleep(0.05)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -68,8 +68,8 @@ class Hosted:
 
     @property
     def is_idle(self) -> bool:
-        """Whether it may be unloaded to make room."""
-        return self.state is State.LOADED and not self.leases and not self.unit.pinned
+        """Whether it is loaded, and nobody uses it."""
+        return self.state is State.LOADED and not self.leases
 
     def grant(self) -> None:
         """Lend it to all who wait."""

@@ -236,9 +236,10 @@ def test_small_ones_pass_a_large_one_that_waits_if_that_takes_nothing_from_it() 
         await asyncio.sleep(3)
         large = asyncio.create_task(stage.use("large"))
         await asyncio.sleep(1)
-        medium = asyncio.create_task(stage.use("medium"))
-        assert await stage.use("small") == 6.0  # fits into the free five bytes, and beside the large one
-        assert await large == 44.5  # medium would fit now, but not beside the large one
+        medium = asyncio.create_task(stage.use("medium"))  # fits into the free five bytes, but not beside the large one
+        await asyncio.sleep(1)
+        assert await stage.use("small") == 7.0  # fits beside it, too
+        assert await large == 42.0 + 0.5 + 2.0
         assert await medium > 44.5
         await long
 
@@ -388,6 +389,24 @@ def test_a_load_that_has_begun_goes_on_for_the_next_who_asks() -> None:
             await asyncio.wait_for(stage.use("a"), 1.0)
         assert await stage.use("a") == 2.0
         assert stage.units["a"].num_loads == 1
+
+    play(stage, scene)
+
+
+def test_who_is_cancelled_just_when_it_gets_its_lease_has_none() -> None:
+    stage = Stage("a")
+
+    async def scene(host: ModelHost) -> None:
+        async def first() -> None:
+            async with host.lease("a"):
+                second.cancel()  # which has got its lease, too, but has not run since
+
+        second: asyncio.Task[float]
+        both = asyncio.create_task(first()), (second := asyncio.create_task(stage.use("a")))
+        await asyncio.wait(both)
+        assert second.cancelled()
+        assert host.status("a").leases == 0
+        await host.unload("a")
 
     play(stage, scene)
 
