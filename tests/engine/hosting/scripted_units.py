@@ -83,6 +83,7 @@ class ScriptedUnit:
     faults: list[Fault | None] = field(default_factory=list)
     plan_faults: list[Fault | None] = field(default_factory=list)
     num_loads: int = 0
+    reports: list[Report] = field(default_factory=list)  # of all loads
     loaded: ScriptedLoaded | None = None
     stubborn: bool = False  # finishes its load though it was cancelled
     close_fails: bool = False
@@ -96,23 +97,29 @@ class ScriptedUnit:
     async def load(self, report: Report) -> ScriptedLoaded:
         self.machine.check(self.loaded is None, f"{self.name} was loaded twice")
         self.num_loads += 1
+        self.reports.append(report)
         self.machine.take(self.size)
         try:
             for part in range(4):
                 report(Progress("reading", part / 4))
                 await asyncio.sleep(self.load_s / 4)
-            if self.faults and (fault := self.faults.pop(0)) is not None:
-                raise fault()
+            self._fail()
         except asyncio.CancelledError:
+            self.machine.free(self.size)
             if not self.stubborn:
-                self.machine.free(self.size)
                 raise
+            self._fail()
+            self.machine.take(self.size)
         except BaseException:
             self.machine.free(self.size)
             raise
         report(Progress("warming up", 1.0))
         self.loaded = ScriptedLoaded(self)
         return self.loaded
+
+    def _fail(self) -> None:
+        if self.faults and (fault := self.faults.pop(0)) is not None:
+            raise fault()
 
 
 def units(machine: Machine, names: Iterable[str], **options: object) -> list[ScriptedUnit]:

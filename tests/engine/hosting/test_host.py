@@ -365,6 +365,28 @@ def test_unloading_ends_a_load(stubborn: bool) -> None:
     play(stage, scene)
 
 
+def test_who_comes_when_a_load_is_given_up_gets_the_next_one() -> None:
+    stage = Stage("a")
+    stage.units["a"].stubborn, stage.units["a"].faults = True, [partial(ModelError, "the thread was told to end")]
+
+    async def scene(host: ModelHost) -> None:
+        waiting = asyncio.create_task(stage.use("a"))
+        await asyncio.sleep(1)
+        unloaded = asyncio.create_task(host.unload("a"))
+        await asyncio.sleep(0)
+        late, progress = asyncio.create_task(stage.use("a")), list[Progress]()
+        await unloaded
+        stage.units["a"].reports[0](Progress("reading", 0.9))  # of the load that was given up
+        await stage.use("a", report=progress.append)
+        await late
+        assert Progress("reading", 0.9) not in progress
+        assert stage.units["a"].num_loads == 2
+        with pytest.raises(BusyError):
+            await waiting
+
+    play(stage, scene)
+
+
 def test_nobody_is_evicted_for_requests_that_were_given_up() -> None:
     stage = Stage("a", "b")
     stage.units["b"].size = 8
@@ -389,6 +411,14 @@ def test_a_load_that_has_begun_goes_on_for_the_next_who_asks() -> None:
             await asyncio.wait_for(stage.use("a"), 1.0)
         assert await stage.use("a") == 2.0
         assert stage.units["a"].num_loads == 1
+        await host.unload("a")
+        stage.units["a"].idle_s = 3.0
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(stage.use("a"), 1.0)
+        await asyncio.sleep(1.5)
+        assert stage.states() == {"a": "loaded"}
+        await asyncio.sleep(4)
+        assert stage.states() == {"a": "unloaded"}  # nobody asked again
 
     play(stage, scene)
 
