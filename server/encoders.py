@@ -50,7 +50,7 @@ class ServedEncoders:
     """The encoders that requests may ask for. There may be none.
 
     `aliases` are more names of encoders, each with the first one. With `accepts_any`, a name that nothing is served
-    under means the same as none.
+    under means the same as none. `max_queue` is how many inputs may wait; None is no limit.
     """
 
     def __init__(
@@ -67,6 +67,7 @@ class ServedEncoders:
         self._engine = engine
         self._aliases = aliases or {}
         self._accepts_any = accepts_any
+        self.max_queue = limits.max_queue
         self._metrics = metrics
         self._limits = limits
         self._log_requests = log_requests

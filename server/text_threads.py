@@ -15,9 +15,11 @@ INLINE_BYTES = 4096  # encoding this much takes some hundred microseconds
 class TextThreads:
     """Runs work on texts: at once if it is short, in a thread otherwise."""
 
+    # One huge text does not delay all other long ones. Not more, because the engine needs the cores.
+    num_threads = 2
+
     def __init__(self) -> None:
-        # Two threads: one huge text does not delay all other long ones. Not more, because the engine needs the cores.
-        self._threads = ThreadPoolExecutor(2, "prompt-encoder")
+        self._threads = ThreadPoolExecutor(self.num_threads, "prompt-encoder")
 
     async def run(self, size_bytes: int, work: Callable[[], T]) -> T:
         """The result of `work`, which runs at once if its input is small, and in a thread otherwise."""

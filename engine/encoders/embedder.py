@@ -29,7 +29,7 @@ class Embedder(Encoder):
     ) -> None:
         self.prompts = description.prompts
         self.default_prompt_name = description.default_prompt_name
-        self._pooling = description.pooling
+        self.pooling = description.pooling
         self._pools_prompt = description.pools_prompt
         self._normalizes = description.normalize
         self._dimensions = description.dimensions
@@ -208,5 +208,5 @@ class Embedder(Encoder):
             return [vectors[1:] for vectors in values]
         if task == "token_embed" or self._outputs[task] == POOLED_OUTPUT:
             return [*values]
-        pooled = [pool(tokens, item.prompt_length, self._pooling) for tokens, item in zip(values, inputs, strict=True)]
+        pooled = [pool(tokens, item.prompt_length, self.pooling) for tokens, item in zip(values, inputs, strict=True)]
         return [*self._graph.after_pooling(np.stack(pooled))]

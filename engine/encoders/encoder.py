@@ -56,9 +56,10 @@ class Encoder(ABC):
     be what the name was made of. `info` is what people are told of it. `takes_batches` is False if the graph's results
     depend on the other inputs of a batch, and `pads` is True if it pads these to the longest one. `task` is its main
     one of its `tasks`, and `widths` are the sizes of their rows. `labels` are a classifier's, and
-    `activation` makes probabilities of its logits.
+    `activation` makes probabilities of its logits. `pooling` are the modes of an embedding model.
     """
 
+    pooling: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
     activation: ClassActivation | None = None
 

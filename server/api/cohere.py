@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -106,7 +107,7 @@ def _response(
         elif kind == "base64":
             by_type.base64 = [in_base64(vector) for vector in vectors]
         else:
-            setattr(by_type, kind, [_bits(vector, kind) for vector in vectors])
+            setattr(by_type, kind, [_WHOLE[kind](vector).tolist() for vector in vectors])
     return json_response(
         CohereEmbedAnswer(
             id=answer.id,
@@ -118,8 +119,23 @@ def _response(
     )
 
 
-def _bits(vector: Floats, kind: str) -> list[int]:
-    """Eight numbers in each byte, as sentence-transformers packs them. In `binary` a byte is less by 128."""
-    packed = np.packbits(vector > 0).astype(np.int16)
-    found: list[int] = (packed - 128 if kind == "binary" else packed).tolist()
-    return found
+def _scaled(vector: Floats) -> NDArray[np.int16]:
+    """Whole numbers from -127 to 127, whose cosines are those of the vectors. The scale is the vector's own, so that
+    its bytes depend on nothing else.
+    """
+    largest = np.abs(vector).max(initial=0)
+    scaled: NDArray[np.int16] = np.rint(vector * np.float32(127 / largest if largest > 0 else 0)).astype(np.int16)
+    return scaled
+
+
+def _bits(vector: Floats) -> NDArray[np.int16]:
+    """Eight numbers in each byte, as sentence-transformers packs them."""
+    return np.packbits(vector > 0).astype(np.int16)
+
+
+_WHOLE: Mapping[CohereType, Callable[[Floats], NDArray[np.int16]]] = {
+    "int8": _scaled,
+    "uint8": lambda vector: _scaled(vector) + 128,
+    "binary": lambda vector: _bits(vector) - 128,
+    "ubinary": _bits,
+}

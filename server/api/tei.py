@@ -1,4 +1,4 @@
-"""Text Embeddings Inference's `/`, `/embed`, `/embed_all`, `/embed_sparse`, `/predict` and `/similarity`.
+"""Text Embeddings Inference's `/`, `/embed`, `/embed_all`, `/embed_sparse`, `/predict`, `/similarity` and `/info`.
 
 Its `/rerank` is beside the others, in scoring.py.
 """
@@ -13,6 +13,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from tidewheel import __version__
+from tidewheel.engine.encoders.batching import MAX_BATCH_TOKENS
 from tidewheel.engine.encoders.classification import ClassActivation, activated
 from tidewheel.engine.encoders.encoder import Encoder
 from tidewheel.engine.encoders.pooling import Floats, cosines
@@ -27,6 +29,11 @@ from ..protocol.embeddings import MAX_INPUTS, TextsRequest
 from ..protocol.scoring import limited
 from ..protocol.tei import (
     TeiEmbedRequest,
+    TeiInfo,
+    TeiInfoQuery,
+    TeiLabels,
+    TeiModelType,
+    TeiPooling,
     TeiPrediction,
     TeiPredictRequest,
     TeiRootRequest,
@@ -42,6 +49,7 @@ from .json_response import json_response
 from .scoring import ScoringEndpoints
 
 _CUT_BY = "truncate: true"
+_POOLING = {"lasttoken": "last_token", "": "token"}  # TEI's names; ColBERT gives a vector for each token
 
 
 class TeiEndpoints:
@@ -50,7 +58,7 @@ class TeiEndpoints:
     def __init__(self, state: EncoderState, scoring: ScoringEndpoints) -> None:
         self._scoring = scoring
         self._texts = EncoderTexts(state)
-        self._worker = state.encoder
+        self._worker, self._models = state.encoder, state.models
         self._decode_embed = BodyDecoder(TeiEmbedRequest, notes=state.notes)
         self._decode_texts = BodyDecoder(TeiTexts, notes=state.notes)
         self._decode_predict = BodyDecoder(TeiPredictRequest, notes=state.notes)
@@ -65,6 +73,7 @@ class TeiEndpoints:
             Route("/embed_sparse", self._embed_sparse, methods=["POST"]),
             Route("/predict", self._predict, methods=["POST"]),
             Route("/similarity", self._similarity, methods=["POST"]),
+            Route("/info", self._info, methods=["GET"]),
         ]
 
     @operation(
@@ -110,6 +119,26 @@ class TeiEndpoints:
     async def _embed_all(self, request: Request) -> Response:
         raw = await whole_body(request)
         return await self._vectors(request, "token_embed", self._decode_texts(raw), len(raw), use_activation=False)
+
+    @operation("A model and its limits, in TEI's shapes", query=TeiInfoQuery, response=TeiInfo)
+    async def _info(self, request: Request) -> Response:
+        encoders = self._texts.encoders
+        model = encoders.any(request.query_params.get("model"))
+        return json_response(
+            TeiInfo(
+                model_id=self._models.card(model.name).root,
+                served_model_name=model.name,
+                model_dtype=model.info.get("dtype", "float32"),
+                model_type=_model_type(model),
+                max_concurrent_requests=encoders.max_queue,
+                max_input_length=model.max_length,
+                max_batch_tokens=MAX_BATCH_TOKENS,
+                max_client_batch_size=MAX_INPUTS,
+                auto_truncate=False,
+                tokenization_workers=self._worker.num_threads,
+                version=__version__,
+            )
+        )
 
     async def _vectors(
         self,
@@ -216,6 +245,15 @@ class TeiEndpoints:
             return json_response(cosines(rows[:1], rows[1:]).tolist())
 
         return await self._texts.response(answer, written)
+
+
+def _model_type(model: Encoder) -> TeiModelType:
+    if not model.labels:
+        pooling = "splade" if model.task == "sparse" else " ".join(model.pooling)
+        return TeiModelType(embedding=TeiPooling(_POOLING.get(pooling, pooling)))
+    numbered = [*enumerate(model.labels)]
+    labels = TeiLabels({str(i): label for i, label in numbered}, {label: i for i, label in numbered})
+    return TeiModelType(reranker=labels) if model.is_cross_encoder else TeiModelType(classifier=labels)
 
 
 class _Given(msgspec.Struct):

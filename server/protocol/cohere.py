@@ -11,7 +11,7 @@ from .decode import Body, Unsupported
 from .embeddings import EmbeddingRequest
 from .scoring import limited
 
-CohereType = Literal["float", "base64", "binary", "ubinary"]
+CohereType = Literal["float", "base64", "int8", "uint8", "binary", "ubinary"]
 
 
 class CohereEmbedRequest(Body, kw_only=True):
@@ -46,10 +46,15 @@ class CohereEmbedRequest(Body, kw_only=True):
 
 
 class CohereEmbeddings(msgspec.Struct):
-    """The vectors in each type that was asked for. In `binary` and `ubinary` a bit says that a number is above 0."""
+    """The vectors in each type that was asked for. In `binary` and `ubinary` a bit says that a number is above 0.
+
+    In `int8` a vector's numbers are multiplied so that the one farthest from 0 is 127 or -127; `uint8` is 128 more.
+    """
 
     floats: list[list[float]] | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="float")
     base64: list[str] | msgspec.UnsetType = msgspec.UNSET
+    int8: list[list[int]] | msgspec.UnsetType = msgspec.UNSET
+    uint8: list[list[int]] | msgspec.UnsetType = msgspec.UNSET
     binary: list[list[int]] | msgspec.UnsetType = msgspec.UNSET
     ubinary: list[list[int]] | msgspec.UnsetType = msgspec.UNSET
 

@@ -129,6 +129,53 @@ class TeiSimilarityRequest(Body, kw_only=True):
     model: str | None = None
 
 
+class TeiInfoQuery(msgspec.Struct, kw_only=True):
+    """Which model."""
+
+    model: str | None = None
+
+
+class TeiPooling(msgspec.Struct):
+    """How one vector is made of those of the tokens."""
+
+    pooling: str
+
+
+class TeiLabels(msgspec.Struct):
+    """A classifier's labels, and their numbers."""
+
+    id2label: dict[str, str]
+    label2id: dict[str, int]
+
+
+class TeiModelType(msgspec.Struct, kw_only=True):
+    """What a model is: one of these."""
+
+    embedding: TeiPooling | msgspec.UnsetType = msgspec.UNSET
+    classifier: TeiLabels | msgspec.UnsetType = msgspec.UNSET
+    reranker: TeiLabels | msgspec.UnsetType = msgspec.UNSET
+
+
+class TeiInfo(msgspec.Struct, kw_only=True):
+    """A model and its limits.
+
+    `max_input_length` and `max_batch_tokens` are in tokens. `max_concurrent_requests` is how many texts may wait; null
+    is no limit.
+    """
+
+    model_id: str
+    served_model_name: str
+    model_dtype: str
+    model_type: TeiModelType
+    max_concurrent_requests: int | None
+    max_input_length: int
+    max_batch_tokens: int
+    max_client_batch_size: int
+    auto_truncate: bool
+    tokenization_workers: int
+    version: str
+
+
 class TeiRootRequest(TeiOptions, kw_only=True):
     """The body of /embed, /predict, /similarity or /rerank."""
 

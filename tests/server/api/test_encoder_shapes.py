@@ -135,7 +135,7 @@ def test_labels_and_their_probabilities(server: RunningServer) -> None:
         ("/v2/embed", {"texts": ["a", LONG], "truncate": "NONE"}, "texts[1]", "truncate: END"),
         ("/v2/embed", {"texts": ["a"], "truncate": "START"}, "truncate", "END, NONE"),
         ("/v2/embed", {"texts": ["a"], "truncate": "NONE", "max_tokens": 3}, "max_tokens", "NONE"),
-        ("/v2/embed", {"texts": ["a"], "embedding_types": ["int8"]}, "embedding_types[0]", "base64, binary, float"),
+        ("/v2/embed", {"texts": ["a"], "embedding_types": ["int4"]}, "embedding_types[0]", "base64, binary, float"),
         ("/v2/embed", {"texts": ["a"], "embedding_types": ["ubinary"], "output_dimension": 9}, "embedding_types", "8"),
         ("/v2/embed", {"texts": ["a"], "output_dimension": 99}, "output_dimension", "between 1 and 32"),
         ("/v2/embed", {"texts": ["a"], "images": ["data:"]}, "images", "not supported"),
@@ -230,10 +230,15 @@ def test_cohere_embeds(server: RunningServer, version: str) -> None:
     assert answer["texts"] == TEXTS
     assert answer["meta"]["api_version"]["version"] == version
     assert answer["meta"]["billed_units"]["input_tokens"] > 0
-    typed = {**body, "input_type": "search_query", "embedding_types": ["binary", "ubinary", "base64"]}
+    typed = {**body, "input_type": "search_query", "embedding_types": ["int8", "uint8", "binary", "ubinary", "base64"]}
     found = answered(server.post(f"/v{version}/embed", typed))["embeddings"]
     queries = zoo.reference("bert-prompts", TEXTS, prompt=zoo.PROMPTS["query"])
-    assert set(found) == {"binary", "ubinary", "base64"}
+    assert set(found) == {"int8", "uint8", "binary", "ubinary", "base64"}
+    whole = np.array(found["int8"])
+    assert np.abs(whole).max(axis=1).tolist() == [127] * len(TEXTS)
+    scales = np.abs(queries).max(axis=1, keepdims=True) / 127
+    np.testing.assert_allclose(whole * scales, queries, atol=0.51 * float(scales.max()))
+    np.testing.assert_array_equal(np.array(found["uint8"]) - 128, whole)
     np.testing.assert_array_equal(found["ubinary"], np.packbits(queries > 0, axis=1))
     np.testing.assert_array_equal(np.array(found["binary"]) + 128, found["ubinary"])
     floats = np.frombuffer(base64.b64decode(found["base64"][0]), "<f4")
@@ -262,6 +267,16 @@ def test_the_hugging_face_client(server: RunningServer) -> None:
     near = InferenceClient(f"{server.url}/similarity").sentence_similarity(TEXTS[0], TEXTS)
     wanted = zoo.reference("bert", TEXTS)
     np.testing.assert_allclose(near, wanted @ wanted[0], **TOLERANCE)
+
+
+def test_the_info_of_tei(server: RunningServer) -> None:
+    first = answered(server.http.get("/info"))
+    assert (first["model_id"], first["model_type"]) == ("embed", {"embedding": {"pooling": "mean"}})
+    assert (first["max_input_length"], first["max_client_batch_size"]) == (64, 2048)
+    assert server.http.get("/info", params={"model": "none"}).status_code == 404
+    kinds = {name: answered(server.http.get(f"/info?model={name}"))["model_type"] for name in ("rank", "classes")}
+    assert kinds["rank"]["reranker"]["label2id"] == {"LABEL_0": 0}
+    assert kinds["classes"]["classifier"]["id2label"] == {str(i): label for i, label in enumerate(LABELS)}
 
 
 def test_the_root_answers_by_body_and_model(server: RunningServer) -> None:
