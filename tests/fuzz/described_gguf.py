@@ -19,6 +19,7 @@ from typing import Any
 import gguf
 
 SEEDS = Path(__file__).parent / "gguf_seeds.json"
+ENCODER_SEEDS = Path(__file__).parent / "gguf_encoder_seeds.json"
 _TEXT, _ARRAY, _BOOL = 8, 9, 7
 _INTEGERS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 10: "<Q", 11: "<q"}
 _FLOATS = {6: "<f", 12: "<d"}
@@ -27,9 +28,9 @@ _MAX_PARTS = 4
 _ALIGNMENT = 32
 
 
-def seeds() -> list[bytes]:
+def seeds(path: Path = SEEDS) -> list[bytes]:
     """Files of a dozen families, with types of tensors and tokenizers of every kind; `make_gguf_seeds` makes them."""
-    return [json.dumps(seed).encode() for seed in json.loads(SEEDS.read_text())]
+    return [json.dumps(seed).encode() for seed in json.loads(path.read_text())]
 
 
 def files(data: bytes) -> dict[str, bytes]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import tokenizers
+from fuzz import described_gguf
 from fuzz.harness import Harness, in_folder, written
 
 from tidewheel.engine.encoders.load import load_encoders
@@ -70,6 +71,20 @@ def tokenizer_json() -> bytes:
     return made.to_str().encode()
 
 
+def use_gguf_encoder(folder: Path) -> None:
+    """Loads the encoder in a GGUF file and computes two texts."""
+    (encoder,) = load_encoders([str(folder)], dtype="float32").encoders.values()
+    try:
+        inputs = [encoder.encode(text, truncate_to=8) for text in ("hi there", "Köln 12")]
+        for item in inputs:
+            encoder.check(item, "input")
+        encoder.finished(encoder.task, encoder.run(encoder.task, inputs))
+    except InvalidRequestError:
+        return
+    finally:
+        encoder.close()
+
+
 def use_encoder(folder: Path) -> None:
     """Loads an encoder and makes inputs of texts; a graph may fail on some of them, which fails their request alone."""
     (encoder,) = load_encoders([str(folder)]).encoders.values()
@@ -127,5 +142,9 @@ ENCODERS: dict[str, Harness] = {
     ),
     "encoder-files": Harness(
         in_folder(beside_graph, use_encoder, names_files=True), written(EMBEDDER, INSTRUCTED, CROSS_ENCODER)
+    ),
+    "encoder-gguf": Harness(
+        in_folder(described_gguf.files, use_gguf_encoder, names_files=True),
+        described_gguf.seeds(described_gguf.ENCODER_SEEDS),
     ),
 }

@@ -1,4 +1,5 @@
-"""Makes gguf_seeds.json: files of families that differ most, as llama.cpp's converter writes them, described in JSON.
+"""Makes gguf_seeds.json and gguf_encoder_seeds.json: files of families that differ most, as llama.cpp's converter
+writes them, described in JSON.
 
     cd tests && python -m fuzz.make_gguf_seeds
 
@@ -14,7 +15,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import encoder_zoo
 import gguf
+import gguf_encoders
 import gguf_files
 import models_zoo
 import mtp_zoo
@@ -26,10 +29,12 @@ NAMES = (
     "nemotron-h-experts", "gemma2", "gemma3", "gemma3n", "gemma4-experts", "qwen3-moe", "gpt-oss", "deepseek-v3",
     "llama4", "phi3-longrope", "falcon-grouped",
 )  # fmt: skip
+ENCODERS = ("bert", "roberta-cross", "nomic_bert", "modernbert", "xlm-roberta", "gemma")
 UNLIKE: dict[str, dict[str, Any]] = {
     "gpt-oss": {"swiglu_limit": 7.0},
     "llama4": {"no_rope_layers": None, "num_hidden_layers": 4, "floor_scale": 8192},
 }
+EMBEDDINGS = ("token_embd.weight", "output.weight", "per_layer_token_embd.weight")
 ROWS = 12  # of the embedding
 PRES = ("qwen35", "llama-bpe", "gpt-4o", "tekken", "deepseek-v3", "falcon", "smollm", "deepseek-coder", "bloom")
 _KIND = gguf.GGMLQuantizationType
@@ -56,21 +61,21 @@ def tokenizer(turn: int) -> dict[str, list[Any]]:
     return {f"tokenizer.ggml.{key}": value for key, value in said.items()} | template
 
 
-def described(path: Path, turn: int) -> dict[str, Any]:
-    """The file at `path` with the tokenizer of that turn, and matrices in one type after the other."""
+def described(path: Path, turn: int, *, own_tokenizer: bool = False) -> dict[str, Any]:
+    """The file at `path` with its own tokenizer or that of the turn, and matrices in one type after the other."""
     reader = gguf.GGUFReader(path)
     metadata = {name: _value(field) for name, field in reader.fields.items() if not name.startswith("GGUF.")}
     tensors: dict[str, list[Any]] = {}
     for i, tensor in enumerate(reader.tensors, turn):
         dims = [int(size) for size in tensor.shape]
-        if tensor.name in ("token_embd.weight", "output.weight", "per_layer_token_embd.weight"):
+        if not own_tokenizer and tensor.name in EMBEDDINGS:
             dims[-1] = ROWS
         kind, content = _KIND.F32, tensor.data.reshape(-1)[:1].tobytes()
         if len(dims) > 1 and dims[0] % 32 == 0 and not any(part in tensor.name for part in _LEFT):
             kinds = _SMALL if dims[0] % 256 else _LARGE
             kind, content = _KIND[kinds[i % len(kinds)]], b"\1"
         tensors[tensor.name] = [int(kind), dims, list(content)]
-    return {"metadata": metadata | tokenizer(turn), "tensors": tensors}
+    return {"metadata": metadata if own_tokenizer else metadata | tokenizer(turn), "tensors": tensors}
 
 
 def _value(field: Any) -> list[Any]:
@@ -102,6 +107,28 @@ def made() -> Iterator[dict[str, Any]]:
         yield described(mtp_zoo.gguf_file("qwen3_5"), len(NAMES))
 
 
+def encoders() -> Iterator[dict[str, Any]]:
+    """Encoders with their own tokenizers. XLM-R's has pieces of SentencePiece, and RoBERTa's a merge."""
+    with tempfile.TemporaryDirectory() as folder:
+        for turn, name in enumerate(ENCODERS):
+            file = gguf_encoders.write(encoder_zoo.native_folder(name), Path(folder, f"{name}.gguf"))
+            seed = described(file, turn, own_tokenizer=True)
+            said, prefix = seed["metadata"], "tokenizer.ggml."
+            if name == "roberta-cross":
+                said[f"{prefix}tokens"][1][1][-1] = "th"
+                said[f"{prefix}merges"] = [9, [8, ["t h"]]]
+            elif name == "xlm-roberta":
+                count = len(said[f"{prefix}tokens"][1][1])
+                said |= {f"{prefix}model": [8, "t5"], f"{prefix}scores": [9, [6, [-float(i) for i in range(count)]]]}
+                said[f"{prefix}token_type"][1][1][3] = 2
+            yield seed
+
+
+def write(path: Path, seeds: Iterator[dict[str, Any]]) -> None:
+    text = ",\n".join(json.dumps(seed, ensure_ascii=False, separators=(",", ":")) for seed in seeds)
+    path.write_text(f"[{text}]\n")
+
+
 if __name__ == "__main__":
-    text = ",\n".join(json.dumps(seed, ensure_ascii=False, separators=(",", ":")) for seed in made())
-    described_gguf.SEEDS.write_text(f"[{text}]\n")
+    write(described_gguf.ENCODER_SEEDS, encoders())
+    write(described_gguf.SEEDS, made())
