@@ -19,11 +19,12 @@ WORKS = {
     "--language-model-only --log-level --long-lora-scaling-factors "
     "--lora-dtype --lora-modules --max-cpu-loras "
     "--max-lora-rank --max-loras --max-model-len --max-num-batched-tokens --max-num-seqs --middleware "
-    "--mm-processor-cache-gb --model "
+    "--mm-processor-cache-gb "
     "--otlp-traces-endpoint --port --response-role --return-tokens-as-token-ids --revision --root-path "
     "--scheduler-delay-factor --seed --served-model-name --shutdown-timeout --ssl-ca-certs --ssl-cert-reqs "
     "--ssl-certfile --ssl-keyfile --enable-ssl-refresh "
     "--tokenizer --tokenizer-revision --trust-request-chat-template --uds --uvicorn-log-level",
+    "also as NAME=MODEL, and several times for several models (docs/many-models.md)": "--model",
     "no effect, and the log says so: adapters are not sharded": "--fully-sharded-loras",
     "with the methods `ngram`, `suffix`, `mtp`, `eagle3` and `draft_model` (docs/speculation.md)": (
         "--speculative-config --speculative-model --num-speculative-tokens --speculative-max-model-len "
