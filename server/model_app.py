@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from starlette.applications import Starlette
 from starlette.routing import Route
 
+from .api.one_model import one_model_routes
 from .app_frame import app_of
 from .app_options import AppOptions
 from .app_resources import AppResources
@@ -80,7 +81,7 @@ def app_of_model(
             await resources.close()
 
     return app_of(
-        [*model.routes, *(() if batches is None else batches.routes), *model.status_routes],
+        [*model.routes, *(() if batches is None else batches.routes), *model.status_routes, *one_model_routes()],
         options,
         resources,
         lifespan,

@@ -31,6 +31,9 @@ commands:
   pull ID         download a model from the Hugging Face Hub
   list            list the downloaded models
   rm ID           delete a downloaded model
+  run NAME        talk to a model of a running server, which may download it first
+  ps              show the loaded models of a running server
+  stop NAME       unload a model of a running server
   devices         show what was detected: device, ISA levels, cores, memory; or a Ray cluster's nodes
 
 options:
@@ -101,6 +104,24 @@ def _quantize(arguments: list[str]) -> int:
     return run(arguments)
 
 
+def _run_model(arguments: list[str]) -> int:
+    from .chat import run
+
+    return run(arguments)
+
+
+def _ps(arguments: list[str]) -> int:
+    from .server_models import ps
+
+    return ps(arguments)
+
+
+def _stop(arguments: list[str]) -> int:
+    from .server_models import stop
+
+    return stop(arguments)
+
+
 def _devices(arguments: list[str]) -> int:
     from .devices import run
 
@@ -144,6 +165,9 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "pull": _pull,
     "list": _list,
     "rm": _rm,
+    "run": _run_model,
+    "ps": _ps,
+    "stop": _stop,
     "devices": _devices,
 }
 
@@ -155,8 +179,6 @@ _ELSEWHERE = {
     "collect-env": "devices",
     "launch": "serve",
     "ls": "list",
-    "ps": "list",
-    "run": "chat",
     "server": "serve",
     "show": "inspect",
     "start": "serve",

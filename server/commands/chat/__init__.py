@@ -1,5 +1,5 @@
-"""`tidewheel chat` and `tidewheel complete`: ask a model from the terminal."""
+"""`tidewheel chat`, `complete` and `run`: ask a model from the terminal."""
 
-from .command import chat, complete
+from .command import chat, complete, run
 
-__all__ = ["chat", "complete"]
+__all__ = ["chat", "complete", "run"]

@@ -3,45 +3,26 @@
 from __future__ import annotations
 
 import base64
-import json
 import mimetypes
 import time
 from collections.abc import Callable, Iterator
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
-from tidewheel.engine.errors import TidewheelError
 from tidewheel.engine.files.wording import reason
 
-DEFAULT_URL = "http://127.0.0.1:8000"
+from ..server_client import ClientError, ServerClient, UnreachableError, json_object
+
 _TEXTS = ("content", "reasoning_content", "reasoning")
 
 
-class ChatError(TidewheelError):
-    """The server could not be reached, or answered with an error."""
-
-
-class UnreachableError(ChatError):
-    """Nothing answers there."""
-
-
-class ChatClient:
+class ChatClient(ServerClient):
     """A conversation with an OpenAI-compatible server at `url`, with or without its `/v1`."""
 
     def __init__(self, url: str, *, model: str | None, system: str | None, api_key: str | None) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ChatError(f"{url!r} is not a URL such as {DEFAULT_URL}")
-        self._url = url
-        self._connection_type = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-        self._address = (parts.hostname, parts.port)
-        path = parts.path.rstrip("/")
-        self._base = path if path.endswith("/v1") else f"{path}/v1"
-        self._headers = {"content-type": "application/json"}
-        if api_key:
-            self._headers["authorization"] = f"Bearer {api_key}"
+        super().__init__(url, api_key=api_key)
         self._model = model
         self._sampling: dict[str, Any] | None = None  # that the server wants from clients for people
         self._first = [{"role": "system", "content": system}] if system else []
@@ -50,6 +31,8 @@ class ChatClient:
         self.tokens_per_second: float | None = None
         self.parameters: dict[str, Any] = {}
         """Fields of all further requests, such as `temperature`."""
+        self.on_wait: Callable[[str], object] = lambda text: None
+        """Is told what the server says before an answer begins, such as how far the model is loaded."""
 
     def reset(self) -> None:
         """Forgets the conversation, but not the system message."""
@@ -57,11 +40,11 @@ class ChatClient:
         self._images = []
 
     def attach(self, path: Path) -> None:
-        """Sends an image with the next question. Raises ChatError if the file cannot be read."""
+        """Sends an image with the next question. Raises ClientError if the file cannot be read."""
         try:
             data = path.expanduser().read_bytes()
         except OSError as error:
-            raise ChatError(f"{path} cannot be read: {reason(error)}") from error
+            raise ClientError(f"{path} cannot be read: {reason(error)}") from error
         kind = mimetypes.guess_type(path.name)[0] or "image/png"  # servers look at the file itself
         url = f"data:{kind};base64,{base64.b64encode(data).decode('ascii')}"
         self._images.append({"type": "image_url", "image_url": {"url": url}})
@@ -76,30 +59,28 @@ class ChatClient:
         try:
             if model in self.models():
                 return True
-            with self._request("GET", f"/models/{quote(model, safe='')}") as response:
-                return bool(_json(response.read()).get("id"))
+            return bool(self.get(f"/v1/models/{quote(model, safe='')}").get("id"))
         except UnreachableError:
             raise
-        except ChatError:
+        except ClientError:
             return False
 
     def models(self) -> dict[str, dict[str, Any]]:
-        """The server's description of each model, by name. Raises ChatError."""
-        with self._request("GET", "/models") as response:
-            return {str(model["id"]): model for model in _json(response.read()).get("data") or []}
+        """The server's description of each model, by name. Raises ClientError."""
+        return {str(model["id"]): model for model in self.get("/v1/models").get("data") or []}
 
     def ask(self, text: str, on_reasoning: Callable[[str], object] = lambda piece: None) -> Iterator[str]:
         """The answer in pieces, to a text and the attached images. An answer that is not read to its end is forgotten,
         with its question.
 
         Pieces of reasoning go to `on_reasoning`. Afterwards `tokens_per_second` is the rate after the first token.
-        Raises ChatError.
+        Raises ClientError.
         """
         images, self._images = self._images, []
         content = [*images, {"type": "text", "text": text}] if images else text
         messages = [*self.messages, {"role": "user", "content": content}]
         answer = ""
-        for choice in self._stream("/chat/completions", {"messages": messages}):
+        for choice in self._stream("/v1/chat/completions", {"messages": messages}):
             delta = choice["delta"]
             if reasoning := delta.get("reasoning_content") or delta.get("reasoning"):
                 on_reasoning(reasoning)
@@ -109,16 +90,16 @@ class ChatClient:
         self.messages = [*messages, {"role": "assistant", "content": answer}]
 
     def model(self) -> str:
-        """The model that is asked. Raises ChatError if the server has none."""
+        """The model that is asked. Raises ClientError if the server has none."""
         if self._sampling is None:
             try:
                 models = self.models()
-            except ChatError:
+            except ClientError:
                 if self._model is None:
                     raise
                 models = {}  # some servers list none
             if self._model is None and not models:
-                raise ChatError(f"{self._url} serves no model")
+                raise ClientError(f"{self.url} serves no model")
             self._model = self._model or next(iter(models))
             sampling = models.get(self._model, {}).get("chat_sampling")
             self._sampling = sampling if isinstance(sampling, dict) else {}
@@ -130,8 +111,8 @@ class ChatClient:
         streamed = {"stream": True, "stream_options": {"include_usage": True}}
         whole = {"model": self.model(), **(self._sampling or {}), **self.parameters, **body, **streamed}
         tokens, first, last = 0, 0.0, 0.0
-        with self._request("POST", path, json.dumps(whole).encode()) as response:
-            for event in _events(response):
+        with self.request("POST", path, whole) as response:
+            for event in _events(response, self.on_wait):
                 tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
                 for choice in event.get("choices", ()):
                     if choice.get("text") or any(choice.get("delta", {}).get(part) for part in _TEXTS):
@@ -142,21 +123,6 @@ class ChatClient:
                     yield choice
         self.tokens_per_second = (tokens - 1) / (last - first) if tokens > 1 and last > first > 0 else None
 
-    def _request(self, method: str, path: str, body: bytes | None = None) -> _Response:
-        connection = self._connection_type(*self._address)
-        try:
-            connection.request(method, self._base + path, body, self._headers)
-            response = connection.getresponse()
-            if response.status != 200:
-                raise ChatError(_error_message(response))
-        except (OSError, HTTPException) as error:
-            connection.close()
-            raise UnreachableError(f"cannot talk to {self._url}: {error}; is a server running there?") from error
-        except BaseException:
-            connection.close()
-            raise
-        return _Response(connection, response)
-
 
 class CompletionClient(ChatClient):
     """The same server, asked to go on with texts. Each text stands alone."""
@@ -166,61 +132,30 @@ class CompletionClient(ChatClient):
         self._limit = {} if max_tokens is None else {"max_tokens": max_tokens}
 
     def attach(self, path: Path) -> None:
-        """Raises ChatError: texts have no images."""
-        raise ChatError("a text has no images; use tidewheel chat")
+        """Raises ClientError: texts have no images."""
+        raise ClientError("a text has no images; use tidewheel chat")
 
     def ask(self, text: str, on_reasoning: Callable[[str], object] = lambda piece: None) -> Iterator[str]:
-        """The continuation of the text, in pieces. Raises ChatError."""
-        for choice in self._stream("/completions", {"prompt": text, **self._limit}):
+        """The continuation of the text, in pieces. Raises ClientError."""
+        for choice in self._stream("/v1/completions", {"prompt": text, **self._limit}):
             if piece := choice.get("text"):
                 yield piece
 
 
-class _Response:
-    """A response whose connection ends with it, so that a stopped answer also stops at the server."""
-
-    def __init__(self, connection: HTTPConnection, response: HTTPResponse) -> None:
-        self._connection = connection
-        self._response = response
-
-    def __enter__(self) -> HTTPResponse:
-        return self._response
-
-    def __exit__(self, *exception: object) -> None:
-        self._response.close()
-        self._connection.close()
-
-
-def _events(response: HTTPResponse) -> Iterator[dict[str, Any]]:
+def _events(response: HTTPResponse, on_wait: Callable[[str], object]) -> Iterator[dict[str, Any]]:
     try:
         for line in response:
+            if line.startswith(b":"):
+                on_wait(line[1:].decode(errors="replace").strip())
             if not line.startswith(b"data: "):
                 continue
             data = line[len(b"data: ") :].strip()
             if data == b"[DONE]":
                 return
-            event = _json(data)
+            event = json_object(data)
             if "error" in event:
-                raise ChatError(str(event["error"].get("message")))
+                raise ClientError(str(event["error"].get("message")))
             yield event
     except (OSError, HTTPException) as error:
-        raise ChatError(f"the connection broke: {error}") from error
-    raise ChatError("the connection ended before the answer did")
-
-
-def _json(data: bytes) -> dict[str, Any]:
-    try:
-        value = json.loads(data)
-    except ValueError as error:
-        raise ChatError(f"the server's answer is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ChatError("the server's answer is not a JSON object")
-    return value
-
-
-def _error_message(response: HTTPResponse) -> str:
-    text = response.read(65536)
-    try:
-        return f"the server answered {response.status}: {json.loads(text)['error']['message']}"
-    except (ValueError, TypeError, KeyError):
-        return f"the server answered {response.status} {response.reason}"
+        raise ClientError(f"the connection broke: {error}") from error
+    raise ClientError("the connection ended before the answer did")

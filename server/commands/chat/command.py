@@ -1,4 +1,6 @@
-"""The commands `chat` and `complete`: one question or many, to a server that runs or one that they start."""
+"""The commands `chat` and `complete`: one question or many, to a server that runs or one that they start. And `run`,
+to a model of a server that runs.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from .client import DEFAULT_URL, ChatClient, ChatError, CompletionClient, UnreachableError
+from ..server_client import DEFAULT_URL, ClientError, UnreachableError
+from ..server_models import add_address, download_there
+from .client import ChatClient, CompletionClient
 from .local_server import download, local_server
 from .terminal import Screen, reader
 
@@ -41,30 +45,47 @@ _PATH = re.compile(r"(/|\.{1,2}/|~)\S*|\S+\.gguf")  # a model's, whether it is t
 
 
 def chat(arguments: Sequence[str]) -> int:
-    """The `chat` command. Raises ChatError."""
+    """The `chat` command. Raises ClientError."""
     parser = _parser("chat", "MESSAGE", "Talk to a model", "ask this and exit; without it, start a conversation")
     parser.description = f"{parser.description}\n\n{_EXAMPLES}"
     parser.epilog = f"In the conversation:\n{_HELP}"
-    parser.add_argument(
-        "--image",
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="an image for the first message, if the model sees images; may be given several times",
+    _add_chat_options(parser)
+    return _run(parser, arguments, _chat_client)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """The `run` command. Raises ClientError."""
+    parser = argparse.ArgumentParser(
+        prog="tidewheel run",
+        usage="tidewheel run NAME [MESSAGE ...] [options]",
+        description="Talk to a model of a server that runs. A model of the hub that it does not serve is downloaded "
+        "there first, if the server has --allow-model-management.",
+        epilog=f"In the conversation:\n{_HELP}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--system", "--system-prompt", metavar="TEXT", help="a system message to begin with")
+    parser.add_argument("model", metavar="NAME", help="a name that the server serves, or OWNER/NAME of the hub")
+    parser.add_argument(
+        "text", nargs="*", metavar="MESSAGE", help="ask this and exit; without it, start a conversation"
+    )
+    _add_chat_options(parser)
+    _add_server_options(parser, DEFAULT_URL)
+    given = parser.parse_args(list(arguments))
+    client = _chat_client(given.url, given)
+    if not client.serves(given.model):
+        download_there(client, given.model)
+    _talk(client, given.text, Screen(sys.stdout, shows_speed=given.stats))
+    return 0
 
-    def client_of(url: str, given: argparse.Namespace) -> ChatClient:
-        client = ChatClient(url, model=given.model, system=given.system, api_key=given.api_key)
-        for path in given.image:
-            client.attach(Path(path))
-        return client
 
-    return _run(parser, arguments, client_of)
+def _chat_client(url: str, given: argparse.Namespace) -> ChatClient:
+    client = ChatClient(url, model=given.model, system=given.system, api_key=given.api_key)
+    for path in given.image:
+        client.attach(Path(path))
+    return client
 
 
 def complete(arguments: Sequence[str]) -> int:
-    """The `complete` command. Raises ChatError."""
+    """The `complete` command. Raises ClientError."""
     parser = _parser(
         "complete", "TEXT", "Let a model continue a text", "continue this text and exit; without it, ask for texts"
     )
@@ -94,16 +115,25 @@ def _parser(name: str, what: str, description: str, use: str) -> argparse.Argume
     parser.add_argument(
         "-q", "--quick", metavar=what, help=f"the same as {what}, but none of its words is taken as a MODEL"
     )
-    parser.add_argument("--stats", action="store_true", help="show the speed of answers, which a terminal always shows")
-    parser.add_argument("--url", help=f"the server [{DEFAULT_URL} if one runs there, else one is started]")
     parser.add_argument("--model", "--model-name", metavar="NAME", help="the model's name [the server's first]")
-    parser.add_argument(
-        "--api-key",
-        default=os.environ.get("TIDEWHEEL_API_KEY", "").partition(" ")[0],
-        metavar="KEY",
-        help="[$TIDEWHEEL_API_KEY]",
-    )
+    _add_server_options(parser, f"{DEFAULT_URL} if one runs there, else one is started")
     return parser
+
+
+def _add_chat_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--image",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="an image for the first message, if the model sees images; may be given several times",
+    )
+    parser.add_argument("--system", "--system-prompt", metavar="TEXT", help="a system message to begin with")
+
+
+def _add_server_options(parser: argparse.ArgumentParser, default: str) -> None:
+    parser.add_argument("--stats", action="store_true", help="show the speed of answers, which a terminal always shows")
+    add_address(parser, default)
 
 
 def _run(
@@ -120,15 +150,20 @@ def _run(
         words = [given.quick]
     screen = Screen(sys.stdout, shows_speed=given.stats)
     with _server(given.url, source, given.api_key, screen) as url:
-        client = client_of(url, given)
-        if words or sys.stdin is None or not sys.stdin.isatty():
-            piped = "" if sys.stdin is None else _piped(sys.stdin, waits=not words)
-            if text := "\n\n".join(part for part in (" ".join(words), piped.strip("\n")) if part.strip()):
-                _say(client, text, screen)
-        else:
-            screen.note(f"{client.model()} at {url}")
-            _converse(client, screen)
+        _talk(client_of(url, given), words, screen)
     return 0
+
+
+def _talk(client: ChatClient, words: Sequence[str], screen: Screen) -> None:
+    """Asks one question, of these words and what is piped in; or has a conversation."""
+    client.on_wait = screen.status
+    if words or sys.stdin is None or not sys.stdin.isatty():
+        piped = "" if sys.stdin is None else _piped(sys.stdin, waits=not words)
+        if text := "\n\n".join(part for part in (" ".join(words), piped.strip("\n")) if part.strip()):
+            _say(client, text, screen)
+    else:
+        screen.note(f"{client.model()} at {client.url}")
+        _converse(client, screen)
 
 
 def _piped(source: TextIO, *, waits: bool) -> str:
@@ -142,7 +177,7 @@ def _piped(source: TextIO, *, waits: bool) -> str:
             return ""
     text = source.read(_MAX_PIPED + 1)
     if len(text) > _MAX_PIPED:
-        raise ChatError(f"the piped text has more than {_MAX_PIPED} characters: shorten it")
+        raise ClientError(f"the piped text has more than {_MAX_PIPED} characters: shorten it")
     return text
 
 
@@ -246,7 +281,7 @@ def _attach(client: ChatClient, path: str) -> str:
         return "/image needs a file, such as /image photo.jpg"
     try:
         client.attach(Path(path.strip("'\"")))
-    except ChatError as error:
+    except ClientError as error:
         return str(error)
     return "the image goes with the next message"
 
@@ -262,5 +297,5 @@ def _answer(client: ChatClient, text: str, screen: Screen) -> None:
     except KeyboardInterrupt:
         screen.end()
         screen.note("(stopped)")
-    except ChatError as error:
+    except ClientError as error:
         print(f"error: {error}", file=sys.stderr)

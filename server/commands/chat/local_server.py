@@ -6,18 +6,15 @@ import contextlib
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 from types import FrameType
 
-import tidewheel
-
-from .client import ChatError
+from ...own_command import own_command
+from ..server_client import ClientError
 
 _POLL_S = 0.05
 _END_S = 10.0
@@ -25,25 +22,23 @@ _SAYS = "tidewheel serve: "
 
 
 def download(model: str) -> None:
-    """Downloads a model of the hub, with bars on this terminal. Raises ChatError if that fails, when the reason is on
+    """Downloads a model of the hub, with bars on this terminal. Raises ClientError if that fails, when the reason is on
     the terminal already.
     """
-    main = str(Path(tidewheel.__file__).with_name("__main__.py"))
-    if subprocess.run([sys.executable, main, "pull", model], stdout=subprocess.DEVNULL).returncode:
-        raise ChatError(f"{model} could not be downloaded")
+    if subprocess.run(own_command("pull", model), stdout=subprocess.DEVNULL).returncode:
+        raise ClientError(f"{model} could not be downloaded")
 
 
 @contextlib.contextmanager
 def local_server(model: str | None) -> Iterator[str]:
     """Serves a model, the built-in one for None, on a free port of this machine. Yields the address.
 
-    Raises ChatError with the server's last words if it does not start.
+    Raises ClientError with the server's last words if it does not start.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    main = str(Path(tidewheel.__file__).with_name("__main__.py"))
-    command = [sys.executable, main, "serve", *([model] if model else []), "--host", "127.0.0.1", "--port", str(port)]
+    command = own_command("serve", *([model] if model else []), "--host", "127.0.0.1", "--port", str(port))
     url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryFile("w+") as log, _end_on_hangup():
         # In a session of its own, as Ctrl-C is to stop an answer and not the server.
@@ -52,7 +47,7 @@ def local_server(model: str | None) -> Iterator[str]:
             while not _answers(url):
                 if process.poll() is not None:
                     log.seek(0)
-                    raise ChatError(f"the server did not start: {_last_words(log.read())}")
+                    raise ClientError(f"the server did not start: {_last_words(log.read())}")
                 time.sleep(_POLL_S)
             yield url
         finally:

@@ -96,6 +96,15 @@ class Screen:
         self._wrap = self._new_wrap()
         self._dim = _dimmer() if self.is_terminal else None
         self._reasoned = False
+        self._has_status = False
+
+    def status(self, text: str) -> None:
+        """Shows what is waited for, on a terminal only, until something else is shown."""
+        if self.is_terminal and text:
+            self._write("")
+            self._out.write(f"{self._dimmed(text)}")
+            self._out.flush()
+            self._has_status = True
 
     def answer(self, piece: str) -> None:
         """Shows a piece of the answer."""
@@ -130,6 +139,9 @@ class Screen:
         return self._dim(text) if self._dim is not None else text
 
     def _write(self, text: str) -> None:
+        if self._has_status:
+            self._has_status = False
+            self._out.write("\r\x1b[K")
         self._out.write(text)
         self._out.flush()
 

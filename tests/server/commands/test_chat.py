@@ -26,9 +26,10 @@ from samples import swept
 from server.conftest import RunningServer, StartServer
 from server.images import file, seeing
 
-from tidewheel.server.commands.chat.client import ChatClient, ChatError
+from tidewheel.server.commands.chat.client import ChatClient
 from tidewheel.server.commands.chat.wrapping import WordWrap
 from tidewheel.server.commands.cli import main
+from tidewheel.server.commands.server_client import ClientError
 
 DEMO = Path(__file__).parents[3] / "server" / "demo"
 
@@ -86,7 +87,7 @@ def test_images_go_with_the_next_message(
     client.reset()
     assert "".join(client.ask("SAY(c)YAS")) == "c"
     assert prompt() == "<user>SAY(c)YAS"
-    with pytest.raises(ChatError, match=r"none.png cannot be read"):
+    with pytest.raises(ClientError, match=r"none.png cannot be read"):
         client.attach(tmp_path / "none.png")
 
 
@@ -169,13 +170,13 @@ def test_trouble_is_one_line(
 
 
 def test_an_error_in_the_middle_of_an_answer(client: ChatClient) -> None:
-    with pytest.raises(ChatError, match="a token without text"):
+    with pytest.raises(ClientError, match="a token without text"):
         list(client.ask("BREAK("))
 
 
 def test_keys(start_server: StartServer) -> None:
     guarded = start_server(api_keys=("k",))
-    with pytest.raises(ChatError, match="401"):
+    with pytest.raises(ClientError, match="401"):
         next(ChatClient(guarded.url, model=None, system=None, api_key="wrong").ask("hi"))
     assert "".join(ChatClient(guarded.url, model=None, system=None, api_key="k").ask("hi")) == "ok"
 
@@ -357,7 +358,7 @@ def test_the_speed_counts_the_last_token_though_it_has_no_text(monkeypatch: pyte
     usage = b'data: {"choices": [], "usage": {"completion_tokens": 3}}\ndata: [DONE]\n'
     client = ChatClient("http://127.0.0.1:9", model="m", system=None, api_key=None)
     monkeypatch.setattr(client, "models", dict)
-    monkeypatch.setattr(client, "_request", lambda *a: contextlib.nullcontext(io.BytesIO(delta * 2 + end + usage)))
+    monkeypatch.setattr(client, "request", lambda *a: contextlib.nullcontext(io.BytesIO(delta * 2 + end + usage)))
     monkeypatch.setattr("time.perf_counter", iter([1.0, 2.0, 3.0]).__next__)
     assert "".join(client.ask("hi")) == "aa"
     assert client.tokens_per_second == 1.0  # two tokens after the first, in two seconds
