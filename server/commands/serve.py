@@ -16,7 +16,7 @@ from tidewheel.engine.encoders.settings import pools
 from tidewheel.engine.errors import ModelError
 from tidewheel.engine.loading.downloads import downloads_of
 from tidewheel.engine.loading.load import EngineLoad, check_at_once
-from tidewheel.engine.machine.memory import release_free_memory, share_heaps
+from tidewheel.engine.machine.memory import read_memory, release_free_memory, share_heaps
 from tidewheel.engine.model_names import short_name
 from tidewheel.engine.start_log import start_logger
 from tidewheel.engine.weights.hub import local_model
@@ -45,8 +45,6 @@ logger = logging.getLogger(__name__)
 # up the event loop and the engine for so long again and again; by default it is five times as much.
 _TURN_S = 1e-3
 
-_MAX_NAMED = 16  # models in a line of the log
-
 
 def run(arguments: Sequence[str]) -> int:
     """The `serve` command. Raises TidewheelError if the model cannot be served or the port is taken, or later fails."""
@@ -63,9 +61,7 @@ def run(arguments: Sequence[str]) -> int:
     for note in (*options.notes, *options.app.without_effect()):
         logger.info("%s", note)
     if options.hosts:
-        if on_ray:
-            raise ModelError("replicas and stages on Ray have one model: name one, without options for several")
-        return _serve_several(options)
+        return _serve_several(options, shows_banner=shows_banner)
     if on_ray and pools(options.engine, options.encoders):
         raise ModelError(
             f"{options.engine.model} is an encoder, and replicas and stages on Ray are for models that generate: start "
@@ -106,20 +102,26 @@ def _serve(options: ServeOptions, host: StageHost | None, *, shows_banner: bool)
     return server.end()
 
 
-def _serve_several(options: ServeOptions) -> int:
-    """Serve models that are loaded when requests name them."""
+def _serve_several(options: ServeOptions, *, shows_banner: bool) -> int:
+    """Serve models that are loaded when requests name them, from this process until it is asked to end."""
     resources = find_resources(options.app)
     tls = _tls(options.http)
     with open_listener(options.http.host, options.http.port, options.http.uds) as listener:
         with without_collections():
             from ..hosting.catalog import Catalog
             from ..hosting.service import build_host_server
+            from ..telemetry.banner import few, hosting_banner
 
             catalog = Catalog(options)
             server = build_host_server(options, catalog, resources, tls)
         address = printable_address(listener, tls=tls is not None)
-        names = [entry.name for entry in catalog.entries]
-        start_logger.info("Serving %d models on %s: %s", len(names), address, ", ".join(names[:_MAX_NAMED]))
+        names = [entry.name for entry in catalog.entries if entry.error is None]
+        if broken := [f"{entry.name} ({entry.error})" for entry in catalog.entries if entry.error is not None]:
+            logger.warning("Not served, because they are broken: %s", few(broken))
+        start_logger.info("Serving %d models on %s: %s", len(names), address, few(names))
+        if shows_banner:
+            memory_bytes = options.hosting.memory_bytes(read_memory().available or 0)
+            print(hosting_banner(names, memory_bytes, address, page=options.app.web_ui), file=sys.stderr)
         server.run([listener])
     return server.end()
 

@@ -25,6 +25,26 @@ def banner(names: Sequence[str], info: Mapping[str, str], max_model_len: int, ad
         "page": f"{address}/" if page else "",
         "API": f"{address}/v1",
     }
+    return _text(rows)
+
+
+def hosting_banner(names: Sequence[str], memory_bytes: int, address: str, *, page: bool) -> str:
+    """The same for a server of several models, none of which is loaded yet. 0 bytes are unknown."""
+    rows = {
+        "models": few(names) or "none yet",
+        "memory": f"{_size(str(memory_bytes))} for all that are loaded" if memory_bytes else "",
+        "page": f"{address}/" if page else "",
+        "API": f"{address}/v1",
+    }
+    return _text(rows)
+
+
+def few(names: Sequence[str], most: int = 16) -> str:
+    """The first names, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def _text(rows: Mapping[str, str]) -> str:
     lines = [f"  {dim(name.ljust(8))}{value}" for name, value in rows.items() if value]
     return "\n".join(["", f"  Tidewheel {__version__}", *lines, ""])
 

@@ -38,6 +38,7 @@ from tidewheel.server.commands.cli import main
 sys.exit(main(sys.argv[2:]))
 """
 
+LOADS = "tidewheel.engine.hosting.units"  # what a load tells of itself
 GGUF_NAMES = "tidewheel.engine.weights.gguf.choosing"  # what a folder is searched with
 
 # Its device says that it loads, and goes on until it is told to stop.
@@ -86,6 +87,8 @@ def test_serving_on_the_cpu_imports_neither_torch_nor_transformers(
     assert not {name for name in loaded if name.startswith("tidewheel.engine.weights.gguf.")} - {GGUF_NAMES}
     assert "tidewheel.engine.models.families.llama" in loaded
     assert not loaded & {"tidewheel.engine.models.families.mamba2", "tidewheel.engine.weights.quantized.gptq"}
+    # Nor what only several models need.
+    assert not {name for name in loaded if ".hosting." in name or name.endswith(".model_sections")} - {LOADS}
 
 
 def test_the_model_is_looked_for_before_the_server_is_imported() -> None:
@@ -119,6 +122,7 @@ def test_an_idle_server_prepares_for_structured_output(start_process: StartProce
         (["no/such-folder/anywhere", "--chat-template", "missing.jinja"], "missing.jinja"),
         (["--generation-config", "missing-folder"], "missing-folder"),
         (["--host", "256.0.0.1"], "256.0.0.1"),
+        (["--models-dir", "no/such-folder"], "--models-dir no/such-folder cannot be read"),
         (["--threads-bind", "999999"], "--threads-bind"),  # which the weights' thread finds out
     ],
 )

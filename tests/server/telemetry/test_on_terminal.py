@@ -8,6 +8,7 @@ import os
 import pty
 import subprocess
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,6 +44,17 @@ def test_a_terminal_shows_what_is_served_and_where(unused_port: int) -> None:
         assert words in shown
     assert f"http://127.0.0.1:{unused_port}/\r\n" in shown
     assert "\x1b[2m" in shown
+
+
+def test_a_terminal_shows_which_models_there_are(unused_port: int, tmp_path: Path) -> None:
+    for number in range(20):
+        (tmp_path / f"m{number:02}.gguf").write_bytes(b"GGUF")
+    (tmp_path / "broken.gguf").touch()
+    shown = shown_on_terminal(unused_port, {"NO_COLOR": "1"}, "--models-dir", str(tmp_path), "--memory", "2")
+    assert "Not served, because they are broken: broken (broken.gguf is no GGUF file" in shown
+    assert "models  m00, m01, " in shown
+    assert "m15 and 4 more\r\n" in shown
+    assert "memory  2.0 GiB for all that are loaded" in shown
 
 
 def test_nothing_comes_before_the_banner_but_what_a_person_has_to_see(unused_port: int) -> None:
