@@ -108,14 +108,21 @@ def chat_model_app(
     read_template: ModelTemplate | None = None,
     media: MediaOptions | None = None,
     shown_options: Mapping[str, Any] | None = None,
+    max_model_len: int | None = None,
 ) -> ModelApp:
     """What a chat model answers, and the encoders beside it.
 
     `media` says which images requests may have, where the model sees any. `read_template` is the `template_of` the
     model, if it was read before. `responses` are where responses are kept, and `shown_options` are for `/server_info`.
+    `max_model_len` is the context in tokens where that is shorter than the engine's.
     Raises ModelError for an unusable template, or if two models have the same name.
     """
     media = media or MediaOptions()
+
+    def context_of(rope_factor: float) -> int:
+        context = engine.context_of(rope_factor)
+        return min(context, max_model_len or context)
+
     tokenizer = engine.tokenizer
     loras = engine.loras
     shared_adapters: SharedAdapters | None = None
@@ -131,7 +138,7 @@ def chat_model_app(
     models = ServedModels(
         options.served_model_names or [name],
         engine.model_name,
-        engine.context_of,
+        context_of,
         encoder_engine.encoders.values(),
         loras,
         shared=shared_adapters,
@@ -143,7 +150,7 @@ def chat_model_app(
     default_max_tokens = int(defaults["max_tokens"]) if "max_tokens" in defaults else None
     if default_max_tokens is not None:
         start_logger.info("Answers have at most %d tokens (max_new_tokens)", default_max_tokens)
-    encoder = PromptEncoder(tokenizer, engine.context_of(1.0))
+    encoder = PromptEncoder(tokenizer, context_of(1.0))
     request_templates = RequestTemplates(options.admission) if options.trust_request_chat_template else None
     if formats.tools_as_text:
         start_logger.info(
@@ -174,7 +181,13 @@ def chat_model_app(
     elif options.share_prefix_cache:
         start_logger.info("--share-prefix-cache has no effect: there are no API keys of several owners")
     generations = Generations(
-        engine, admission, reports, texts, default_max_tokens, shares_prefixes=options.share_prefix_cache
+        engine,
+        admission,
+        reports,
+        texts,
+        default_max_tokens,
+        max_model_len=max_model_len,
+        shares_prefixes=options.share_prefix_cache,
     )
     encoder_metrics = EncoderMetrics(encoder_engine, options.metrics_prefix)
     encoders = ServedEncoders(
@@ -236,7 +249,7 @@ def chat_model_app(
         status_routes=[
             *health_routes(engine, encoder_engine),
             *metrics_routes(metrics, encoder_metrics, named=[adapter_metrics]),
-            *operations_routes(engine, models.root, formats, shown_options or {}),
+            *operations_routes(engine, models.root, context_of(1.0), formats, shown_options or {}),
         ],
         collectors=[metrics, encoder_metrics],
         named_collectors=[adapter_metrics],

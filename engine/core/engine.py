@@ -196,6 +196,7 @@ class Engine:
         if self._refusal is not None:
             raise EngineDeadError(self._refusal)
         context = self.context_of(1.0 if request.lora is None else request.lora.rope_factor)
+        context = min(context, request.max_model_len or context)
         self._validator.check(request, context)
         if request.sampling.stop:
             self.tokenizer.require_text("stop")

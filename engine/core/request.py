@@ -31,6 +31,7 @@ class Request:
     client: str = ""  # who it is for
     first_choice: int = 0  # the index of its first choice, if its choices are counted after those of other requests
     media: tuple[MediaSpan, ...] = ()  # where images take the place of its tokens
+    max_model_len: int | None = None  # its context in tokens, if that is shorter than the engine's
 
     def __post_init__(self) -> None:
         if self.constraints is not None and self.sampling.beam_width is not None:

@@ -72,8 +72,12 @@ def encoder_load_of(engine: EncoderEngine) -> Load:
     return Load(busy, busy - waiting, waiting, 0.0)
 
 
-def operations_routes(engine: Engine, model: str, formats: ModelFormats, options: Mapping[str, Any]) -> list[Route]:
-    """The endpoints. `model` and `options` are what `/server_info` shows of the model's source and the command line."""
+def operations_routes(
+    engine: Engine, model: str, max_model_len: int, formats: ModelFormats, options: Mapping[str, Any]
+) -> list[Route]:
+    """The endpoints. `model`, its context in tokens and `options` are what `/server_info` shows of the model's source
+    and the command line.
+    """
 
     @operation("How busy the server is", response=Load)
     async def load(request: Request) -> Response:
@@ -85,7 +89,7 @@ def operations_routes(engine: Engine, model: str, formats: ModelFormats, options
         return json_response(
             ChatServerInfo(
                 model=model,
-                max_model_len=engine.max_model_len,
+                max_model_len=max_model_len,
                 kv_cache_blocks=limits.num_blocks,
                 kv_cache_block_size=limits.block_size,
                 engine=engine.info,

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from starlette.requests import Request
 from starlette.responses import Response as HttpResponse
 from starlette.routing import Route
+from starlette.types import Scope
 
 from tidewheel.engine.errors import quoted
 
@@ -40,6 +41,9 @@ from ..responses.translation import chat_request, prepare_body
 from .app_state import AppState
 from .body import whole_body
 from .json_response import json_response
+
+NEEDS_MODEL = "tidewheel.needs_model"
+"""Where a request's scope has what waits for the end of all that goes on with the model when it is answered."""
 
 _REFERENCES_AT_ONCE = 64  # are looked up before others have their turn
 
@@ -104,7 +108,7 @@ class ResponsesEndpoints:
             stored = StoredResponse(builder.response, ask.items, ask.held_bytes, owner=current_tenant().owner)
         if body.background and stored is not None:
             stored.is_streamed = bool(body.stream)
-            return await self._in_background(run, builder, stored)
+            return await self._in_background(run, builder, stored, request.scope)
         if body.stream:
             return _ResponseStream(run, builder, lambda: self._keep(stored))
         await run.feed(request.receive, builder.push)
@@ -113,10 +117,14 @@ class ResponsesEndpoints:
         await self._keep(stored)
         return json_response(builder.response)
 
-    async def _in_background(self, run: ChatRun, builder: ResponseBuilder, stored: StoredResponse) -> HttpResponse:
+    async def _in_background(
+        self, run: ChatRun, builder: ResponseBuilder, stored: StoredResponse, scope: Scope
+    ) -> HttpResponse:
         try:
             await self._store.add(stored)
-            stored.run = BackgroundRun(run, builder, lambda: self._store.update(stored), is_streamed=stored.is_streamed)
+            background = BackgroundRun(run, builder, lambda: self._store.update(stored), is_streamed=stored.is_streamed)
+            stored.run = background
+            scope.get(NEEDS_MODEL, []).append(background.ended)
         except BaseException:
             run.generation.close()
             await self._store.remove(builder.response.id)

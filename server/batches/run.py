@@ -21,6 +21,7 @@ Write: TypeAlias = Callable[[bytes, bool], None]
 """Takes a line of output, and whether it is an answer and no error."""
 
 _RETRY_S = 1.0
+_BUSY = "busy"  # the code of a model that has no room yet
 _STOPPED = ("aborted", "engine_unavailable")  # codes of a server that answers nothing more
 _READ_ROWS, _READ_BYTES = 64, 2**20  # are read at a time
 
@@ -108,9 +109,10 @@ async def _answer(request: _Request, post: Post, write: Write) -> None:
         return
     while True:
         status, content = await post(request.url, request.body)
-        if status != HTTPStatus.TOO_MANY_REQUESTS:
+        failed = error_of(content) if status == HTTPStatus.SERVICE_UNAVAILABLE else None
+        if status != HTTPStatus.TOO_MANY_REQUESTS and (failed is None or failed.code != _BUSY):
             break
         await asyncio.sleep(_RETRY_S)
-    if status == HTTPStatus.SERVICE_UNAVAILABLE and (failed := error_of(content)).code in _STOPPED:
+    if failed is not None and failed.code in _STOPPED:
         raise EngineDeadError(failed.message)
     write(answer_line(request.custom_id, status, content), status == HTTPStatus.OK)

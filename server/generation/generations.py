@@ -225,7 +225,8 @@ class Generations:
     """Starts generations on the engine, as far as `admission` allows, and reports them when they end.
 
     `texts` logs what they say, if anything does. `default_max_tokens` is the limit that the server sets for all
-    answers. Cached prefixes are each tenant's own, unless `shares_prefixes`.
+    answers. `max_model_len` is the context in tokens where that is shorter than the engine's. Cached prefixes are each
+    tenant's own, unless `shares_prefixes`.
     """
 
     def __init__(
@@ -236,9 +237,11 @@ class Generations:
         texts: TextLog | None = None,
         default_max_tokens: int | None = None,
         *,
+        max_model_len: int | None = None,
         shares_prefixes: bool = False,
     ) -> None:
         self.admission = admission
+        self._max_model_len = max_model_len
         self._engine = engine
         self._reports = reports
         self._texts = texts
@@ -311,6 +314,7 @@ class Generations:
                     first_choice=i * sampling.n,
                     client=current_client(),
                     media=media,
+                    max_model_len=self._max_model_len,
                 )
                 streams.append(self._engine.submit(request))
         except BaseException:
@@ -369,12 +373,13 @@ class Generations:
         *,
         shows_prompt: bool,
     ) -> tuple[SamplingParams, Demand]:
+        context = self._engine.context_of(1.0 if lora is None else lora.lora.rope_factor)
         sampling = bounded(
             kind,
             [len(prompt) for prompt in prompts],
             sampling,
             shows_prompt=shows_prompt,
-            max_model_len=self._engine.context_of(1.0 if lora is None else lora.lora.rope_factor),
+            max_model_len=min(context, self._max_model_len or context),
             default_max_tokens=self._max_tokens,
             max_bytes=self.admission.limits.max_answer_bytes,
         )

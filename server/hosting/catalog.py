@@ -233,14 +233,20 @@ class Catalog:
             raise NotServedError(name or "", [*self._entries, *self._named])
         return entry
 
+    def knows(self, name: str) -> bool:
+        """Whether a model has that name, or one of its adapters."""
+        return self._find(name) is not None
+
     def _find(self, name: str) -> ModelEntry | None:
         return self._entries.get(name) or self._named.get(name) or self._loaded_adapters.get(name)
 
-    def know_adapter(self, name: str, entry: ModelEntry) -> None:
-        """Note that a client has loaded an adapter of a model. Raises ModelError if the name is taken."""
+    def know_adapter(self, name: str, entry: ModelEntry) -> bool:
+        """Note that a client loads an adapter of a model; whether it is new. Raises ModelError if the name is taken."""
         if self._find(name) not in (None, entry) or name in self._entries:
             raise ModelError(f"{quoted(name)} names a model already: give the adapter another name")
+        is_new = self._find(name) is None
         self._loaded_adapters[name] = entry
+        return is_new
 
     def forget_adapter(self, name: str) -> None:
         """Forget an adapter that a client has unloaded."""

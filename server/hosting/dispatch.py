@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from starlette.requests import Request
@@ -13,15 +13,18 @@ from starlette.types import Message, Receive, Scope, Send
 from tidewheel.engine.hosting.units import Progress
 
 from ..api.body import whole_body
+from ..api.responses import NEEDS_MODEL
 from ..client_watch import client_watch
 from ..errors import ClientGone
+from .adapter_names import adapter_of, noted
 from .asked_model import asked_model
 from .catalog import ModelEntry
 from .hosted_models import HostedModels
 from .unit import LoadedModel
 from .waiting_stream import WaitingStream, waits_in_words
 
-_TICK_S = 1.0  # between two comments to a client that waits
+TICK_S = 1.0
+"""Between two comments to a client that waits."""
 
 
 class Dispatcher:
@@ -34,15 +37,29 @@ class Dispatcher:
         """The answer of the model that a request names, which is leased until it is complete. Raises ApiError."""
         body = await whole_body(request)
         asked = asked_model(body)
-        entry = self._models.catalog.find(asked.name or request.query_params.get("model"))
-        return _Answer(self._models, entry, body, streams=asked.streams)
+        adapter, catalog = adapter_of(request, body), self._models.catalog
+        name = asked.name or request.query_params.get("model")
+        if name is None and adapter is not None and catalog.knows(adapter):
+            name = adapter
+        entry = self._models.find(name)
+        on_status = None if adapter is None else noted(request, catalog, adapter, entry)
+        return _Answer(self._models, entry, body, streams=asked.streams, on_status=on_status)
 
 
 class _Answer(Response):
     """A model's answer to a request that has been read."""
 
-    def __init__(self, models: HostedModels, entry: ModelEntry, body: bytearray, *, streams: bool) -> None:
+    def __init__(
+        self,
+        models: HostedModels,
+        entry: ModelEntry,
+        body: bytearray,
+        *,
+        streams: bool,
+        on_status: Callable[[int], None] | None = None,
+    ) -> None:
         super().__init__()
+        self._on_status = on_status
         self._models = models
         self._entry = entry
         self._read = _Read(body)
@@ -64,7 +81,14 @@ class _Answer(Response):
             await stream.fail(failure)
 
     async def _pass_on(self, loaded: LoadedModel, scope: Scope, receive: Receive, send: Send) -> None:
-        await loaded.app(self._entry.name)(scope, self._read.then(receive), send)
+        going_on: list[Callable[[], Awaitable[None]]] = []
+        if self._on_status is not None:
+            send = _telling(self._on_status, send)
+        try:
+            await loaded.app(self._entry.name)({**scope, NEEDS_MODEL: going_on}, self._read.then(receive), send)
+        finally:
+            for ended in going_on:
+                await ended()
 
     @asynccontextmanager
     async def _wait(self, receive: Receive, stream: WaitingStream | None) -> AsyncIterator[LoadedModel]:
@@ -89,13 +113,24 @@ class _Answer(Response):
                     while not entering.done():
                         if stream is not None:
                             await stream.tell(self._entry.name, progress)
-                        await asyncio.wait([entering], timeout=_TICK_S)
+                        await asyncio.wait([entering], timeout=TICK_S)
             finally:
                 entering.cancel()
                 await asyncio.wait([entering])
             if has_left:
                 raise ClientGone
             yield entering.result()
+
+
+def _telling(on_status: Callable[[int], None], send: Send) -> Send:
+    """`send`, and `on_status` is told the answer's status."""
+
+    async def tell_and_send(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            on_status(message["status"])
+        await send(message)
+
+    return tell_and_send
 
 
 class _Read:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
 
@@ -15,11 +15,15 @@ from ..app_options import AppOptions
 from ..app_resources import AppResources
 from ..garbage import collect_seldom
 from ..http.json_limits import MIN_VALUES
+from ..protocol.decode import ParameterNotes
 from ..responses.store import Responses
 from .dispatch import Dispatcher
 from .hosted_models import HostedModels
 from .model_routes import model_routes
 from .status_routes import StatusEndpoints
+
+if TYPE_CHECKING:
+    from ..api.batches import Batches
 
 
 def build_host_app(
@@ -27,28 +31,42 @@ def build_host_app(
     options: AppOptions,
     resources: AppResources,
     responses: Responses,
+    batch_rows: int,
     shown_options: Mapping[str, Any],
 ) -> Starlette:
     """The application. Its lifespan loads what is to be loaded at the start, and unloads everything at the end.
 
-    `options` are the server's own: who may use it, and what of it is served. `shown_options` are for `/server_info`.
+    `options` are the server's own: who may use it, and what of it is served. `batch_rows` requests of a
+    batch run at a time. `shown_options` are for `/server_info`.
     """
+
+    batches: Batches | None = None
+    if options.batch_dir is not None:
+        from .batches import HostBatches  # which few servers need
+
+        notes = ParameterNotes(options.unknown_parameters)
+        batches = HostBatches(models, options.batch_dir, batch_rows, notes, resources.keys.tenant_of)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         models.start()
+        if batches is not None:
+            batches.start(app)
         collections = asyncio.create_task(collect_seldom())
         try:
             yield
         finally:
             collections.cancel()
+            if batches is not None:
+                await batches.stop()
             await models.stop()
             await responses.close()
             await resources.close()
 
     routes = [
         *StoredResponsesEndpoints(responses).routes(),
-        *StatusEndpoints(models, shown_options).routes(),
+        *(() if batches is None else batches.routes),
+        *StatusEndpoints(models, options.metrics_prefix, shown_options).routes(),
         *model_routes(Dispatcher(models).answer, shows_tokenizer=options.enable_tokenizer_info_endpoint),
     ]
     return app_of(routes, options, resources, lifespan, max_values=MIN_VALUES, has_images=True)

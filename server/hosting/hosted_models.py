@@ -47,7 +47,7 @@ class HostedModels:
             units.append(ModelUnit(spec, self._shared))
             self._units |= dict.fromkeys((entry.name for entry in spec.entries), units[-1])
         self.host = ModelHost(units, budget, max_loaded=max_loaded)
-        self._draining = False
+        self.is_draining = False
         self._preloading: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -59,6 +59,15 @@ class HostedModels:
         if self._preloading is not None:
             self._preloading.cancel()
         await self.host.stop()
+
+    def find(self, name: str | None) -> ModelEntry:
+        """See Catalog. Loaded models are asked for adapters that they find by themselves."""
+        if name is not None and not self.catalog.knows(name):
+            for entry_name, unit in self._units.items():
+                chat = None if unit.loaded is None else unit.loaded.engines.chat
+                if chat is not None and chat.loras is not None and chat.loras.knows(name):
+                    return self.catalog.find(entry_name)
+        return self.catalog.find(name)
 
     def unit(self, entry: ModelEntry) -> ModelUnit:
         """What an entry is loaded with. Raises ApiError if its files cannot be served."""
@@ -79,7 +88,7 @@ class HostedModels:
         self, entry: ModelEntry, *, keep_alive_s: float | None = None, report: Report | None = None
     ) -> AsyncIterator[LoadedModel]:
         """See ModelHost. Raises ApiError, BusyError and EngineDeadError."""
-        if self._draining:
+        if self.is_draining:
             raise EngineDeadError("the server is shutting down")
         try:
             async with self.host.lease(self.unit(entry).name, keep_alive_s=keep_alive_s, report=report) as loaded:
@@ -111,7 +120,7 @@ class HostedModels:
 
     async def drain(self, timeout_s: float) -> None:
         """Refuse new requests and wait for those that run; after `timeout_s` abort the rest."""
-        self._draining = True
+        self.is_draining = True
         await asyncio.gather(*(model.engines.drain(timeout_s) for model in self.loaded))
 
     async def _preload(self) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from ..telemetry.metrics import OF_REQUESTS
 from .hosted_models import HostedModels
+from .unit import LoadedModel
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -14,19 +16,41 @@ if TYPE_CHECKING:
 class MergedMetrics:
     """See prometheus_client's collector protocol. Each family is there once, with the samples of all models."""
 
-    def __init__(self, models: HostedModels, *, named: bool) -> None:
+    def __init__(self, models: HostedModels, prefix: str, *, named: bool) -> None:
         """`named`: those alone whose names clients gave."""
         self._models = models
+        self._prefix = prefix
         self._named = named
 
     def collect(self) -> Iterator[Metric]:
         """The families."""
+        if not self._named:
+            yield from self._memory()
         families: dict[str, Metric] = {}
         for loaded in self._models.loaded:
-            for model in loaded.models.values():
-                for collector in model.named_collectors if self._named else model.collectors:
-                    for family in collector.collect():
-                        known = families.setdefault(family.name, family)
-                        if known is not family:
-                            known.samples += family.samples
+            for family in self._families(loaded):
+                known = families.setdefault(family.name, family)
+                if known is not family:
+                    known.samples += family.samples
         yield from families.values()
+
+    def _families(self, loaded: LoadedModel) -> Iterator[Metric]:
+        """What the engine has done counts once, under the first name that it has."""
+        for index, model in enumerate(loaded.models.values()):
+            for collector in model.named_collectors if self._named else model.collectors:
+                for family in collector.collect():
+                    if not index or family.name.removeprefix(self._prefix) in OF_REQUESTS:
+                        yield family
+
+    def _memory(self) -> Iterator[Metric]:
+        from prometheus_client.core import GaugeMetricFamily
+
+        if (total_bytes := self._models.budget.total_bytes) is not None:
+            name = f"{self._prefix}memory_budget_bytes"
+            yield GaugeMetricFamily(name, "Memory that all models may take together.", value=total_bytes)
+        name = f"{self._prefix}model_memory_bytes"
+        by_model = GaugeMetricFamily(name, "Memory that a loaded model takes.", labels=["model_name"])
+        for status in self._models.host.snapshot():
+            if status.needs is not None and status.loaded_at is not None:
+                by_model.add_metric([status.name], status.needs.total_bytes)
+        yield by_model

@@ -54,7 +54,7 @@ def model_routes(answer: Handler, *, shows_tokenizer: bool) -> list[Route]:
     # Routes name their handlers and need nothing of what these will work with.
     routes: list[Route] = [route for kind in _ENDPOINTS for route in kind.routes(object.__new__(kind))]
     nothing = cast(Any, None)
-    routes += [route for route in operations_routes(nothing, "", nothing, {}) if route.path in _OPERATIONS]
+    routes += [route for route in operations_routes(nothing, "", 0, nothing, {}) if route.path in _OPERATIONS]
     if shows_tokenizer:
         routes.append(Route("/tokenizer_info", answer))
     return [Route(route.path, _described(answer, route), methods=sorted(route.methods or ())) for route in routes]

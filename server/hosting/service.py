@@ -28,5 +28,5 @@ def build_host_server(
     budget = MemoryBudget(options.hosting.memory_bytes(read_memory().available or 0) or None)
     responses = responses_of(options.app, resources)
     models = HostedModels(catalog, resources, responses, budget, options.hosting.max_loaded_models)
-    app = build_host_app(models, options.app, resources, responses, options.shown)
+    app = build_host_app(models, options.app, resources, responses, options.engine.max_num_seqs, options.shown)
     return server_of(app, models, loop, options, resources, tls)

@@ -32,17 +32,16 @@ from .unit import LoadedModel
 class StatusEndpoints:
     """Tells of the models without loading any. With `?model=`, a loaded model tells of itself."""
 
-    def __init__(self, models: HostedModels, options: Mapping[str, Any]) -> None:
+    def __init__(self, models: HostedModels, metrics_prefix: str, options: Mapping[str, Any]) -> None:
         """`options` are what `/server_info` shows of the command line."""
+        self._prefix = metrics_prefix
         self._models = models
         self._options = options
         self._created = int(time.time())
 
     def routes(self) -> list[Route]:
         """The endpoints."""
-        scrape = metrics_routes(
-            MergedMetrics(self._models, named=False), named=[MergedMetrics(self._models, named=True)]
-        )
+        of_all, of_keys = (MergedMetrics(self._models, self._prefix, named=named) for named in (False, True))
         return [
             Route("/v1/models", self._list),
             Route("/v1/models/{name:path}", self._retrieve),
@@ -51,7 +50,7 @@ class StatusEndpoints:
             *(route for route in health_routes() if route.path == "/version"),
             Route("/load", self._load),
             Route("/server_info", self._server_info),
-            *scrape,
+            *metrics_routes(of_all, named=[of_keys]),
         ]
 
     @operation("List the served models and their state", response=HostedModelList)
@@ -101,16 +100,22 @@ class StatusEndpoints:
 
     async def _cards(self, entry: ModelEntry) -> list[HostedModelCard]:
         """The cards of an entry: for each of its names, and for its adapters if it is loaded."""
-        status = self._status(entry)
+        status, size = self._status(entry), self._size(entry)
         if (loaded := self._loaded(entry)) is not None:
             await loaded.models[entry.name].models.refresh()
             cards = loaded.models[entry.name].models.cards
-            return [HostedModelCard(**structs.asdict(card), status=status) for card in cards]
+            return [HostedModelCard(**structs.asdict(card), size=size, status=status) for card in cards]
 
         def card(name: str, length: int | None = None, parent: str | None = None) -> HostedModelCard:
             root = root_of(entry.where, entry.name) if parent is None else name
             return HostedModelCard(
-                id=name, created=self._created, root=root, parent=parent, max_model_len=length, status=status
+                id=name,
+                created=self._created,
+                root=root,
+                parent=parent,
+                max_model_len=length,
+                size=size,
+                status=status,
             )
 
         own = [card(name, entry.max_model_len) for name in (entry.name, *entry.aliases)]
@@ -122,6 +127,10 @@ class StatusEndpoints:
         status = self._models.status(entry)
         progress = None if status.progress is None else status.progress.fraction
         return ModelStatus(value=status.state.value, progress=progress, error=status.error)
+
+    def _size(self, entry: ModelEntry) -> int | None:
+        needs = None if entry.error is not None else self._models.status(entry).needs
+        return None if needs is None else needs.total_bytes
 
     def _loaded(self, entry: ModelEntry) -> LoadedModel | None:
         return None if entry.error is not None else self._models.unit(entry).loaded

@@ -177,6 +177,7 @@ class _ChatLoad(_Load):
                 read_template=preset.template,
                 media=options.engine.media,
                 shown_options=preset.options.shown,
+                max_model_len=preset.options.engine.max_model_len,
             )
             for preset in presets
         }

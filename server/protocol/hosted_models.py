@@ -23,9 +23,13 @@ class ModelStatus(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class HostedModelCard(ModelCard, kw_only=True):
-    """A ModelCard with the model's state. `max_model_len` is null as long as it is not known."""
+    """A ModelCard with the model's state.
+
+    `max_model_len`, and the `size` in bytes that it takes in memory, are null as long as they are not known.
+    """
 
     max_model_len: int | None = None  # type: ignore[assignment]  # a card is only read
+    size: int | None
     status: ModelStatus
 
 

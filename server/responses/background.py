@@ -149,6 +149,10 @@ class BackgroundRun(KeptRun):
         self._note(builder.begin())
         self._task = asyncio.create_task(self._answer(run, builder, on_end))
 
+    async def ended(self) -> None:
+        """Wait for the end, however it comes."""
+        await asyncio.wait([self._task])
+
     async def cancel(self) -> None:
         """See KeptRun."""
         self._abort()

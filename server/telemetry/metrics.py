@@ -31,6 +31,15 @@ _E2E_BUCKETS = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 12
 _N_BUCKETS = (1, 2, 5, 10, 20)
 _PREEMPTION_BUCKETS = (1, 2, 3, 4, 5, 10, 20)
 
+OF_REQUESTS = frozenset(
+    "requests_rejected decode_seconds request_success time_to_first_token_seconds inter_token_latency_seconds "
+    "request_time_per_output_token_seconds e2e_request_latency_seconds request_queue_time_seconds "
+    "request_prefill_time_seconds request_decode_time_seconds request_inference_time_seconds request_prompt_tokens "
+    "request_prefill_kv_computed_tokens request_generation_tokens request_max_num_generation_tokens "
+    "request_num_preemptions request_params_max_tokens request_params_n".split()
+)
+"""The metrics of requests; the others are of the engine. Names that share an engine have these each."""
+
 
 class ServerMetrics:
     """The server's own metrics, and the engine's counters, which are read at each scrape."""

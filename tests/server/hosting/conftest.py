@@ -9,12 +9,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import cast
 
 import httpx
 import pytest
 
 from tidewheel.server.app_resources import find_resources
 from tidewheel.server.hosting.catalog import Catalog
+from tidewheel.server.hosting.hosted_models import HostedModels
 from tidewheel.server.hosting.service import build_host_server
 from tidewheel.server.options.serve import parse_options
 
@@ -25,6 +27,7 @@ class HostServer:
     def __init__(self, *arguments: str) -> None:
         options = parse_options(arguments, {})
         self._server = build_host_server(options, Catalog(options), find_resources(options.app), None)
+        self.models = cast("HostedModels", self._server._engines)
         self._server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]  # for the main thread alone
         listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
