@@ -19,7 +19,7 @@ from ..errors import ClientGone
 from .adapter_names import adapter_of, noted
 from .asked_model import asked_model
 from .catalog import ModelEntry
-from .hosted_models import HostedModels
+from .hosted_models import HostedModels, shutting_down
 from .unit import LoadedModel
 from .waiting_stream import WaitingStream, waits_in_words
 
@@ -33,7 +33,11 @@ class Dispatcher:
     def __init__(self, models: HostedModels) -> None:
         self._models = models
 
-    async def answer(self, request: Request) -> Response:
+    async def answer_of_encoder(self, request: Request) -> Response:
+        """The same for what encoders answer, whose default is the first encoder."""
+        return await self.answer(request, by_encoder=True)
+
+    async def answer(self, request: Request, *, by_encoder: bool = False) -> Response:
         """The answer of the model that a request names, which is leased until it is complete. Raises ApiError."""
         body = await whole_body(request)
         asked = asked_model(body)
@@ -41,7 +45,7 @@ class Dispatcher:
         name = asked.name or request.query_params.get("model")
         if name is None and adapter is not None and catalog.knows(adapter):
             name = adapter
-        entry = self._models.find(name)
+        entry = await self._models.default_encoder() if name is None and by_encoder else self._models.find(name)
         on_status = None if adapter is None else noted(request, catalog, adapter, entry)
         return _Answer(self._models, entry, body, streams=asked.streams, on_status=on_status)
 
@@ -114,6 +118,8 @@ class _Answer(Response):
                         if stream is not None:
                             await stream.tell(self._entry.name, progress)
                         await asyncio.wait([entering], timeout=TICK_S)
+                        if self._models.is_draining:
+                            raise shutting_down()
             finally:
                 entering.cancel()
                 await asyncio.wait([entering])

@@ -14,7 +14,6 @@ from ..app_frame import app_of
 from ..app_options import AppOptions
 from ..app_resources import AppResources
 from ..garbage import collect_seldom
-from ..http.json_limits import MIN_VALUES
 from ..protocol.decode import ParameterNotes
 from ..responses.store import Responses
 from .dispatch import Dispatcher
@@ -63,10 +62,15 @@ def build_host_app(
             await responses.close()
             await resources.close()
 
+    dispatcher = Dispatcher(models)
     routes = [
         *StoredResponsesEndpoints(responses).routes(),
         *(() if batches is None else batches.routes),
         *StatusEndpoints(models, options.metrics_prefix, shown_options).routes(),
-        *model_routes(Dispatcher(models).answer, shows_tokenizer=options.enable_tokenizer_info_endpoint),
+        *model_routes(
+            dispatcher.answer,
+            dispatcher.answer_of_encoder,
+            shows_tokenizer=options.enable_tokenizer_info_endpoint,
+        ),
     ]
-    return app_of(routes, options, resources, lifespan, max_values=MIN_VALUES, has_images=True)
+    return app_of(routes, options, resources, lifespan, max_values=models.max_values, has_images=True)

@@ -17,6 +17,7 @@ from tidewheel.engine.hosting.units import LoadFailedError, NotHostedError, Repo
 
 from ..app_resources import AppResources
 from ..errors import ApiError
+from ..http.json_limits import MIN_VALUES, values_limit
 from ..responses.store import Responses
 from .catalog import Catalog, ModelEntry, group_into_units
 from .unit import LoadedModel, ModelUnit, Shared
@@ -69,6 +70,21 @@ class HostedModels:
                     return self.catalog.find(entry_name)
         return self.catalog.find(name)
 
+    async def default_encoder(self) -> ModelEntry:
+        """The model of requests that name none and are for an encoder: the first one, or else that of all requests.
+
+        The files of models are looked at for this, in a thread.
+        """
+        for entry in self.catalog.entries:
+            if entry.error is None and await asyncio.to_thread(self.unit(entry).is_encoder):
+                return entry
+        return self.catalog.find(None)
+
+    @property
+    def max_values(self) -> int:
+        """How many values the JSON of a request may have, for the longest context that the options name."""
+        return max((values_limit(entry.max_model_len or 0) for entry in self.catalog.entries), default=MIN_VALUES)
+
     def unit(self, entry: ModelEntry) -> ModelUnit:
         """What an entry is loaded with. Raises ApiError if its files cannot be served."""
         if entry.error is not None:
@@ -89,7 +105,7 @@ class HostedModels:
     ) -> AsyncIterator[LoadedModel]:
         """See ModelHost. Raises ApiError, BusyError and EngineDeadError."""
         if self.is_draining:
-            raise EngineDeadError("the server is shutting down")
+            raise shutting_down()
         try:
             async with self.host.lease(self.unit(entry).name, keep_alive_s=keep_alive_s, report=report) as loaded:
                 yield cast(LoadedModel, loaded)
@@ -130,6 +146,11 @@ class HostedModels:
                     await self.host.load(unit.name)
                 except TidewheelError as error:
                     logger.error("%s", error)
+
+
+def shutting_down() -> EngineDeadError:
+    """What a request gets that waits or comes when the server ends."""
+    return EngineDeadError("the server is shutting down")
 
 
 def _load_failed(message: str) -> ApiError:

@@ -29,7 +29,7 @@ from ..openapi.document import declared, redeclared
 
 Handler = Callable[[Request], Awaitable[Response]]
 
-_ENDPOINTS: Sequence[Any] = (
+_CHAT: Sequence[Any] = (
     ChatEndpoint,
     ResponsesEndpoints,
     MessagesEndpoints,
@@ -39,6 +39,8 @@ _ENDPOINTS: Sequence[Any] = (
     RenderEndpoints,
     InfillEndpoint,
     TokenizeEndpoints,
+)
+_ENCODERS: Sequence[Any] = (
     EmbeddingsEndpoint,
     PoolingEndpoints,
     ScoringEndpoints,
@@ -49,15 +51,22 @@ _ENDPOINTS: Sequence[Any] = (
 _OPERATIONS = ("/reset_prefix_cache",)
 
 
-def model_routes(answer: Handler, *, shows_tokenizer: bool) -> list[Route]:
-    """All of them, answered by one handler. What a model does not have it refuses."""
-    # Routes name their handlers and need nothing of what these will work with.
-    routes: list[Route] = [route for kind in _ENDPOINTS for route in kind.routes(object.__new__(kind))]
+def model_routes(answer: Handler, answer_of_encoder: Handler, *, shows_tokenizer: bool) -> list[Route]:
+    """All of them, answered by two handlers. What a model does not have it refuses."""
     nothing = cast(Any, None)
-    routes += [route for route in operations_routes(nothing, "", 0, nothing, {}) if route.path in _OPERATIONS]
+    others = [route for route in operations_routes(nothing, "", 0, nothing, {}) if route.path in _OPERATIONS]
     if shows_tokenizer:
-        routes.append(Route("/tokenizer_info", answer))
-    return [Route(route.path, _described(answer, route), methods=sorted(route.methods or ())) for route in routes]
+        others.append(Route("/tokenizer_info", answer))
+    return [
+        Route(route.path, _described(handler, route), methods=sorted(route.methods or ()))
+        for handler, routes in ((answer, [*_routes(_CHAT), *others]), (answer_of_encoder, _routes(_ENCODERS)))
+        for route in routes
+    ]
+
+
+def _routes(kinds: Sequence[Any]) -> list[Route]:
+    """The routes name their handlers, and need nothing of what these will work with."""
+    return [route for kind in kinds for route in kind.routes(object.__new__(kind))]
 
 
 def _described(answer: Handler, route: Route) -> Handler:

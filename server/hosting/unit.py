@@ -6,6 +6,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from starlette.routing import Router
@@ -14,6 +15,7 @@ from starlette.types import ASGIApp
 from tidewheel.engine.encoders.engine import EncoderEngine
 from tidewheel.engine.encoders.load import load_model_alone, needs_of_model
 from tidewheel.engine.encoders.settings import pools
+from tidewheel.engine.errors import TidewheelError
 from tidewheel.engine.hosting.cores import SharedCores
 from tidewheel.engine.hosting.units import Needs, Progress, Report
 from tidewheel.engine.loading.load import EngineLoad
@@ -74,13 +76,27 @@ class ModelUnit:
         self.loaded: LoadedModel | None = None
         self._shared = shared
         self._planned: _Load | None = None
+        self._is_encoder: bool | None = None
 
     def plan(self) -> Needs:
         """The memory that it will take. Blocks, and reads no weights. Raises TidewheelError."""
-        options = self.spec.encoder_options
-        is_encoder = pools(options.engine, options.encoders)
-        self._planned = (_EncoderLoad if is_encoder else _ChatLoad)(self.spec, self._shared)
+        kind = _EncoderLoad if self._look() else _ChatLoad
+        self._planned = kind(self.spec, self._shared)
         return self._planned.needs
+
+    def is_encoder(self) -> bool:
+        """Whether it generates no text, as far as its files say. Blocks, the first time."""
+        if self._is_encoder is None:
+            try:
+                self._look()
+            except TidewheelError:
+                self._is_encoder = False
+        return bool(self._is_encoder)
+
+    def _look(self) -> bool:
+        options = self.spec.encoder_options
+        self._is_encoder = pools(options.engine, options.encoders)
+        return self._is_encoder
 
     async def load(self, report: Report) -> LoadedModel:
         """Load and start what was planned. If it is cancelled, all that there is of it is freed first.
@@ -222,7 +238,8 @@ class _Preset(NamedTuple):
     def of(cls, entry: ModelEntry, shared: AppResources, tokenizer: Tokenizer) -> _Preset:
         """Reads what an entry names. Raises TidewheelError."""
         options = entry.options
-        resources = resources_of_model(shared, options.app)
+        # Adapters that clients load are this server's own: in the store they would be of all models.
+        resources = replace(resources_of_model(shared, options.app), shared_store=None)
         return cls(entry.name, options, resources, template_of(tokenizer, options.app, resources))
 
 

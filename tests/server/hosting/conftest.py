@@ -39,9 +39,9 @@ class HostServer:
 
     def stop(self) -> None:
         """End it, and wait for that."""
-        self.http.close()
         self._server.should_exit = True
         self._thread.join(20)
+        self.http.close()
 
 
 StartHost = Callable[..., HostServer]

@@ -22,5 +22,7 @@ def test_encoders_are_models_as_all_others(
     body = {"model": "encoder", "messages": [{"role": "user", "content": "Hello"}]}
     refused = host.http.post("/v1/chat/completions", json=body)
     assert (refused.status_code, refused.json()["error"]["code"]) == (404, "no_chat_model")
-    info = host.http.get("/server_info?model=encoder").json()
-    assert info["model"] == "encoder"
+    assert host.http.get("/server_info?model=encoder").json()["model"] == "encoder"
+    # TEI's requests name no model, and the default is one that generates.
+    assert host.http.post("/embed", json={"inputs": ["high tide"]}).json() == [answer.json()["data"][0]["embedding"]]
+    assert host.http.get("/health").json()["ready"] == ["encoder"]

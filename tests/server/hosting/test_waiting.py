@@ -137,3 +137,25 @@ def test_all_who_ask_wait_for_one_load(host: HostServer, gate: Gate) -> None:
         thread.join()
     assert [answer.status_code for answer in answers] == [200] * 4
     assert gate.loads == 1
+
+
+def test_a_server_that_ends_answers_what_runs_and_refuses_what_waits(
+    start_host: StartHost, dummy_model: Path, other_model: Path, gate: Gate
+) -> None:
+    host = start_host(f"--model=tiny={dummy_model}", f"--model=other={other_model}", "--load-format", "dummy")
+    gate.open.set()
+    assert host.http.post(CHAT, json={"model": "other", **HELLO}).status_code == 200
+    gate.open.clear()
+    fields = {"model": "other", "max_tokens": 400, "ignore_eos": True, "temperature": 0}
+    with asked(host, CHAT, **fields) as running, asked(host, CHAT) as waiting:
+        lines, comments = running.iter_lines(), waiting.iter_lines()
+        assert next(lines).startswith("data: ")
+        assert next(comments).startswith(": loading tiny ")
+        ending = threading.Thread(target=host.stop)
+        ending.start()
+        rest = [line for line in lines if line]
+        assert rest[-1] == "data: [DONE]"
+        assert '"finish_reason":"length"' in rest[-2]
+        assert any("the server is shutting down" in line for line in comments)
+        gate.open.set()
+        ending.join()
