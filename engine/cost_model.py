@@ -17,8 +17,8 @@ _SWEEPS = 4
 _FIRST_CHUNK = 64
 _SMALLEST_CHUNK = 16
 _MAX_SLOWNESS = 1.5  # so that one stalled step does not take much from the prompts of the next
+_STEPS_ALONE = 4.0  # of the longest step, while nobody waits; a longer one would hardly be more efficient
 _MIN_PREFILL_SHARE = 1.25  # of a step whose decodes alone take longer than they should
-_MIN_PROMPTS_SHARE = 0.25  # of the longest step, where others wait for the cores that have used up all of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +73,16 @@ class CostModel:
     and at most doubles from what has been seen to fit. Shared machines become slower for a few steps, which no fit
     learns in time. So after a step that took longer than expected, the next ones get less to do at once.
 
-    `spent_ms` of the next step's time are gone before it begins: something else has computed. While it `shares_cores`
-    with other models, steps without decodes are limited as well: streams of the others wait for them.
+    `spent_ms` of the next step's time are gone before it begins: something else has computed. While `num_others` models
+    wait for the same cores, a step of each together may take as long as one. Then steps without decodes are limited
+    as well, and still when others may come, by several times as much. None: nobody else has these cores.
     """
 
     def __init__(self, max_step_ms: float) -> None:
         self.max_step_ms = max_step_ms
         self.last_ms = 0.0
         self.spent_ms = 0.0
-        self.shares_cores = False
+        self.num_others: int | None = None
         self._decode = Fit(len(_DECODE_UNITS), _DECODE_FORGET)
         self._prefill = Fit(len(_PREFILL_UNITS), _PREFILL_FORGET)
         self._proven_chunk = _FIRST_CHUNK
@@ -139,11 +140,10 @@ class CostModel:
         Prefill gets the time that decodes leave, and at least a quarter of theirs, so that prompts advance however
         many sequences decode.
         """
-        left_ms = max(self.max_step_ms - self.spent_ms, 0.0)
-        least_ms = _MIN_PREFILL_SHARE * self._decode_ms(decodes)
-        if self.shares_cores and not decodes.num_decodes:
-            least_ms = _MIN_PROMPTS_SHARE * self.max_step_ms
-        return max(left_ms / self._slowness, least_ms)
+        num_waiting = (self.num_others or 0) + (1 if decodes.num_decodes else 0)  # models whose streams may wait
+        longest_ms = self.max_step_ms / num_waiting if num_waiting else _STEPS_ALONE * self.max_step_ms
+        left_ms = max(longest_ms - self.spent_ms, 0.0)
+        return max(left_ms / self._slowness, _MIN_PREFILL_SHARE * self._decode_ms(decodes))
 
     def chunk_tokens(self, load: StepLoad, context: int, limit_ms: float, *, scored: bool = False) -> int:
         """How many tokens of a prompt with `context` computed ones fit beside `load` in `limit_ms`.

@@ -98,7 +98,6 @@ class EngineLoop:
         self._inbox: deque[Message] = deque()
         self._wake = threading.Event()
         self._rests = False
-        self._has_worked_beside = False
         self._turn = turn
         self._thread = threading.Thread(target=self._run, name="tidewheel-engine", daemon=True)
 
@@ -157,9 +156,9 @@ class EngineLoop:
         try:
             self._executor.pin_caller()
             while self._take_messages():
-                waited_s = self._take_turn()
+                self._take_turn()
                 try:
-                    self._step(waited_s)
+                    self._step()
                 except DeviceError as failure:
                     if not self._executor.can_restart:
                         raise
@@ -211,13 +210,10 @@ class EngineLoop:
             self._deliver(EngineCoreOutputs(finished=finished))
         return running
 
-    def _take_turn(self) -> float:
-        """Wait until nobody else computes on the same cores. Returns the seconds in which others have."""
-        if self._turn is None:
-            return 0.0
-        waited_s = self._turn.take()
-        self._scheduler.cost_model.shares_cores = waited_s > 0 or self._turn.is_wanted
-        return waited_s
+    def _take_turn(self) -> None:
+        """Wait until nobody else computes on the same cores."""
+        if self._turn is not None:
+            self._scheduler.cost_model.num_others = self._turn.take()
 
     def _give_turn_back(self) -> None:
         if self._turn is not None:
@@ -264,12 +260,11 @@ class EngineLoop:
         with contextlib.suppress(LoadCancelledError):  # the message to stop is there
             self._executor.restart(failure)
 
-    def _step(self, waited_s: float) -> None:
-        """Run a step, for which others let this thread wait so long."""
+    def _step(self) -> None:
         self._executor.check()
         self._rests = False
         self.step_started = time.perf_counter()
-        self._work_beside(waited_s)
+        self._work_beside()
         if not (self._scheduler.has_work or self._in_flight):
             return
         if self._scheduler.max_in_flight > 1:
@@ -284,11 +279,10 @@ class EngineLoop:
             self._overlapped.pending.wait()
             self._overlapped = None
 
-    def _work_beside(self, waited_s: float) -> None:
+    def _work_beside(self) -> None:
         """Do side work for a while, and let the requests run that have the embeddings of all their media."""
         spent_s = self._side_work.run(nothing_runs=not self._scheduler.has_work)
-        self._has_worked_beside = spent_s > 0
-        self._scheduler.cost_model.spent_ms = (waited_s + spent_s) * 1e3
+        self._scheduler.cost_model.spent_ms = spent_s * 1e3
         for encoded in () if self._encoder is None else self._encoder.take_encoded():
             if encoded.error is None:
                 self._scheduler.add(encoded.prompt)
@@ -328,7 +322,7 @@ class EngineLoop:
             if scheduler.has_work and not self._in_flight:
                 if offload is None or (until := offload.waits_until) is None:
                     raise RuntimeError("no sequence can run although some are unfinished")
-                if self._has_worked_beside:  # and there may be more to do
+                if scheduler.cost_model.spent_ms > 0:  # there was side work, and there may be more
                     return None
                 self.step_started = None
                 self._give_turn_back()

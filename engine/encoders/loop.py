@@ -74,7 +74,7 @@ class EncoderLoop:
 
     def _run_piece(self) -> None:
         piece_s = _PIECE_S
-        if self._turn is not None and (self._turn.take() > 0 or self._turn.is_wanted):
+        if self._turn is not None and self._turn.take():
             piece_s = _SHARED_PIECE_S
         self._work.run_piece(piece_s, nothing_runs=True)
 

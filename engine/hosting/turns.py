@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-_LONGEST_LEAD_S = 0.1  # that one makes up for in a row; longer, and the streams of the other would stand still
+_LONGEST_LEAD_S = 0.05  # that one makes up for in a row: as long, the streams of the other stand still
 
 
 class Turns:
@@ -27,16 +27,16 @@ class Turns:
         """A turn for one more thread."""
         return Turn(self)
 
-    def take(self, turn: Turn) -> float:
+    def take(self, turn: Turn) -> int:
         """See Turn."""
         with self._lock:
             now = self._clock()
             if self._holder is turn:
                 self._charge(turn, now)
-                if not self._goes_before(turn):
+                if all(other.used_s > turn.used_s for other in self._waiting):
                     self._level_s = max(self._level_s, turn.used_s)
                     turn.since = now
-                    return 0.0
+                    return len(self._waiting)
             else:
                 turn.used_s = max(turn.used_s, self._level_s)
             self._waiting.append(turn)
@@ -44,7 +44,7 @@ class Turns:
                 self._pass_on(now)
         turn.granted.wait()
         turn.granted.clear()
-        return turn.since - now
+        return len(self._waiting)
 
     def give_back(self, turn: Turn) -> None:
         """See Turn."""
@@ -65,10 +65,6 @@ class Turns:
             least_s = min(other.used_s for other in self._waiting)
             turn.used_s = min(turn.used_s, least_s + _LONGEST_LEAD_S)
 
-    def _goes_before(self, turn: Turn) -> bool:
-        """Whether one that waits goes before `turn`, which has the cores and wants to keep them."""
-        return any(other.used_s <= turn.used_s for other in self._waiting)
-
     def _pass_on(self, now: float) -> None:
         self._holder = None
         if self._waiting:
@@ -88,18 +84,13 @@ class Turn:
         self.since = 0.0  # when it got the cores
         self.granted = threading.Event()
 
-    def take(self) -> float:
-        """Wait for the cores, before a step; returns the seconds that it took, in which others had them.
+    def take(self) -> int:
+        """Wait for the cores, before a step. Returns how many others wait for them then.
 
-        Call it again before each next step: it keeps the cores if nobody who waits has used less.
+        Call it again before each next step: it keeps the cores if all who wait have used them more.
         """
         return self._turns.take(self)
 
     def give_back(self) -> None:
         """Leave the cores to others, before waiting for something else. Calling it twice is allowed."""
         self._turns.give_back(self)
-
-    @property
-    def is_wanted(self) -> bool:
-        """Whether others wait for the cores now."""
-        return self._turns.num_waiting > 0

@@ -103,8 +103,8 @@ class Prompts:
 
     def _take_turns(self, step: Step, deferred: list[Sequence], without_slot: list[Sequence]) -> None:
         """Add chunks until the step is full or no prompt may have one. Prompts that it skips go to the two lists."""
-        others_wait = bool(self._running.decoding) or self._cost_model.shares_cores
-        limit_ms = self._cost_model.limit_ms(step.load) if others_wait else None
+        may_delay = bool(self._running.decoding) or self._cost_model.num_others is not None
+        limit_ms = self._cost_model.limit_ms(step.load) if may_delay else None
         self._num_clients = self._count_clients()
         begun = self._begun()
         may_admit: bool | None = None  # unknown before the first that waits has its turn

@@ -23,6 +23,7 @@ from tidewheel.engine.core.loop import EngineLoop
 from tidewheel.engine.cost_model import CostModel
 from tidewheel.engine.devices.batch import StepBatch, StepOutput, TokenMasks
 from tidewheel.engine.devices.limits import ExecutorLimits
+from tidewheel.engine.hosting.turns import Turns
 from tidewheel.engine.sampling_params import SamplingParams
 from tidewheel.engine.scheduling.scheduler import Scheduler
 from tidewheel.engine.sequences.sequence import Sequence
@@ -216,3 +217,56 @@ def test_a_device_that_runs_ahead_gives_the_same_tokens(async_scheduling: bool) 
         alone.sampled[key], alone.scored[key] = [], []
         alone.run()
         assert got == alone.tokens(key)
+
+
+def test_prompts_of_one_model_do_not_delay_the_tokens_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both compute on the same cores, in turns; each gives the tokens that it gives alone."""
+    clock = Clock()
+    monkeypatch.setattr(time, "perf_counter", clock)
+    turns = Turns(clock)
+    both_ended, ends_s = threading.Event(), list[float]()
+    tokens: list[dict[int, list[int]]] = [{}, {}]
+    unfinished = {(0, key) for key in PROMPTS} | {(1, key) for key in CONSTRAINED}
+
+    def loop_of(model: int) -> tuple[EngineLoop, TimedExecutor]:
+        def deliver(outputs: EngineCoreOutputs) -> None:
+            if model == 1 and len(unfinished) > len(CONSTRAINED):  # while there are prompts
+                ends_s.append(clock.now_s)
+            for key, token in zip(outputs.keys, outputs.token_ids, strict=True):
+                tokens[model].setdefault(key, []).append(token)
+            unfinished.difference_update((model, end.key) for end in outputs.finished)
+            if not unfinished or outputs.failure is not None:
+                both_ended.set()
+
+        executor = TimedExecutor(clock)
+        scheduler = Scheduler(CostModel(MAX_STEP_MS), LIMITS)
+        return EngineLoop(scheduler, executor, MaskWriter(256), deliver, turn=turns.join()), executor
+
+    loops = [loop_of(model) for model in range(2)]
+    wanted = [[sequence(key, PROMPT_LEN, 1) for key in PROMPTS], [sequence(key, 3, 600) for key in CONSTRAINED]]
+    gate = turns.join()
+    gate.take()
+    for (loop, _), sequences in zip(loops, wanted, strict=True):
+        for one in sequences:
+            loop.add([one])
+        loop.start()
+    while turns.num_waiting < 2:
+        pass
+    gate.give_back()
+    assert both_ended.wait(60)
+    for loop, _ in loops:
+        loop.stop()
+        assert loop.join(60)
+    assert not unfinished
+    gaps_s = sorted(after - before for before, after in pairwise(ends_s))
+    assert gaps_s[int(0.95 * len(gaps_s))] <= 1.3 * MAX_STEP_MS / 1e3
+    assert max(loops[0][1].loads) <= 10 * MAX_STEP_MS, "no more than fits a step"
+    for model, sequences in enumerate(
+        [[(key, PROMPT_LEN, 1) for key in PROMPTS], [(key, 3, 600) for key in CONSTRAINED]]
+    ):
+        for key, prompt_len, num_tokens in sequences:
+            alone = Driver(FakeExecutor(LIMITS, 256), 2048)
+            alone.scheduler.add([sequence(key, prompt_len, num_tokens)])
+            alone.sampled[key], alone.scored[key] = [], []
+            alone.run()
+            assert tokens[model][key] == alone.tokens(key)
