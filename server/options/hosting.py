@@ -95,7 +95,7 @@ class ModelSection(Struct, frozen=True, kw_only=True):
 def split_named(text: str) -> tuple[str | None, str]:
     """NAME=WHERE as the two, and a model without a name as None and itself. A path may have a = in it."""
     name, equals, where = text.partition("=")
-    if not (equals and where) or wrong_name(name) or name.startswith(("~", "\\")) or _exists(text):
+    if not (equals and where) or wrong_name(name) or _exists(text):
         return None, text
     return name, where
 
@@ -106,7 +106,12 @@ def wrong_name(name: str) -> str | None:
         return f"must have 1 to {MAX_NAME} characters"
     if not name.isprintable() or name != name.strip() or "\ufffd" in name:
         return "must have only characters that can be shown, and no spaces around it"
-    if name.startswith(("/", ".", "-")) or name.endswith("/") or {"", ".", ".."} & {*name.split("/")} or "\\" in name:
+    if (
+        name.startswith(("/", ".", "-", "~"))
+        or name.endswith("/")
+        or {"", ".", ".."} & {*name.split("/")}
+        or "\\" in name
+    ):
         return "must not look like a path: it begins with a letter or digit, as in owner/name"
     return None
 

@@ -47,7 +47,8 @@ SERVE_OPTIONS = [*MODEL_OPTIONS, *_SERVER_OPTIONS]
 
 _NAMES = ("model", "served_model_name", "embedding_model", "served_embedding_model_name")
 _OF_ONE_MODEL = (
-    "served_model_name revision tokenizer tokenizer_revision quantization_param_path lora_modules mmproj pooler_config"
+    "served_model_name revision tokenizer tokenizer_revision quantization_param_path lora_modules "
+    "lora_resolver_cache_dir mmproj pooler_config"
 ).split()
 """Options that are right for one model at most."""
 _OF_ENGINES = frozenset(o.name for o in MODEL_OPTIONS)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tidewheel.engine.declaring.option import OptionError
-from tidewheel.server.options.hosting import HostingOptions, ModelSection, split_named
+from tidewheel.server.options.hosting import HostingOptions, ModelSection, split_named, wrong_name
 from tidewheel.server.options.serve import ServeOptions, options_of_model, parse_options
 
 FILE = """\
@@ -91,6 +94,14 @@ def test_a_path_may_have_an_equals_sign(tmp_path: Path) -> None:
         assert split_named(path) == (None, path)
     assert split_named("a=b=c") == ("a", "b=c")
     assert split_named("owner/a=b") == ("owner/a", "b")
+
+
+@given(st.text(st.sampled_from("./\\~a\x00\n -:é")))
+def test_no_name_leads_out_of_a_folder(name: str) -> None:
+    if wrong_name(name) is None:
+        assert os.path.normpath(f"/models/{name}") == f"/models/{name}"
+        assert name.isprintable()
+        assert split_named(f"{name}=x") == (name, "x")
 
 
 def test_a_file_has_a_section_for_each_model(tmp_path: Path) -> None:
