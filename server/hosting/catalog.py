@@ -85,7 +85,9 @@ class ModelEntry:
     @property
     def max_model_len(self) -> int | None:
         """Its context in tokens, where that was given: the engine that it shares may have a longer one."""
-        return self.options.engine.max_model_len
+        shared = None if self.is_named_encoder else self._shared.given.get("max_model_len")
+        length: int | None = self.section.given.get("max_model_len", shared)  # without making all options
+        return length
 
     @property
     def adapters(self) -> Sequence[str]:
