@@ -39,6 +39,7 @@ TYPES = {
     "internvl": "internvl",
     "kimi-vl": "kimivl",
     "llama4": "llama4",
+    "minicpm-v2.5": "resampler",
     "minicpm-v2.6": "resampler",
 }
 """The cases of the zoo that there are files of, and the types of their projectors."""
@@ -354,7 +355,7 @@ def _write_fields(writer: Any, name: str, made: VisionModel) -> None:
         edges = [edge for size in made.config["image_grid_pinpoints"] for edge in size]
         writer.add_array("clip.vision.image_grid_pinpoints", edges)
     if kind == "resampler":
-        writer.add_int32("clip.minicpmv_version", 3)
+        writer.add_int32("clip.minicpmv_version", 2 if made.config["version"] == 2.5 else 3)
     act = "gelu" if kind in ("kimivl", "llama4") else vision.get("hidden_act", "quick_gelu")
     if act == "silu":
         writer.add_bool("clip.use_silu", True)

@@ -427,7 +427,8 @@ _QUERIES = 5
 
 
 def _as_resampled(made: VisionModel) -> VisionModel:
-    """MiniCPM-V 2.6, which is not in transformers: SigLIP and Qwen 2 of LLaVA, with a resampler between them."""
+    """MiniCPM-V before 4.6, which is not in transformers: SigLIP and text of LLaVA, with a resampler between them."""
+    version = {"llama": 2.5, "qwen2": 2.6}[made.config["text_config"]["model_type"]]
     generator = torch.Generator().manual_seed(2)
     width = made.config["text_config"]["hidden_size"]
     shapes: dict[str, tuple[int, ...]] = {
@@ -441,7 +442,7 @@ def _as_resampled(made: VisionModel) -> VisionModel:
     between = {name: torch.randn(shape, generator=generator) * 0.1 for name, shape in shapes.items()}
     for name in between:
         between[name] += float(name.startswith("ln_") and name.endswith("weight"))
-    reference = _ResampledModel(made.model, between)
+    reference = _ResampledModel(made.model, between, version)
     stored = {f"llm.model.{name}": tensor for name, tensor in made.model.model.language_model.state_dict().items()}
     stored |= {f"vpm.{name}": tensor for name, tensor in reference.tower.state_dict().items()}
     stored |= {f"resampler.{name}": tensor for name, tensor in between.items()}
@@ -450,7 +451,7 @@ def _as_resampled(made: VisionModel) -> VisionModel:
         **{name: value for name, value in made.config["text_config"].items() if name != "layer_types"},
         "architectures": ["MiniCPMV"],
         "model_type": "minicpmv",
-        "version": 2.6,
+        "version": version,
         "query_num": _QUERIES,
         "vision_config": {**made.config["vision_config"], "model_type": "siglip"},
     }
@@ -461,7 +462,8 @@ def _as_resampled(made: VisionModel) -> VisionModel:
 class _ResampledModel:
     """Its forward pass, by the published formulas, around SigLIP and a language model of transformers."""
 
-    def __init__(self, llava: Any, between: dict[str, torch.Tensor]) -> None:
+    def __init__(self, llava: Any, between: dict[str, torch.Tensor], version: float) -> None:
+        self._version = version
         tower = llava.model.vision_tower
         self._llava, self._between = llava, between
         self.tower = getattr(tower, "vision_model", tower)
@@ -496,6 +498,8 @@ class _ResampledModel:
         embeddings = self.tower.embeddings
         side = 9
         bounds = torch.arange(1 / side, 1.0, 1 / side)
+        if self._version == 2.5:  # which takes the patches for one row, by the mask that it makes of their number
+            rows, columns = 1, rows * columns
         down, across = (
             torch.bucketize(torch.arange(0, 1 - 1e-6, (1 / torch.tensor(count)).item()), bounds, right=True)
             for count in (rows, columns)
@@ -542,6 +546,27 @@ _MINICPM = VisionCase(
     ("<|image_pad|>", "<image>", "</image>", "<slice>", "</slice>", "<image_id>", "</image_id>"),
     "see <|image_pad|>what",
     {"insert_layer_id": 1, "image_token_id": 301},
+)
+_RESAMPLED = _llava(
+    tower={"model_type": "siglip_vision_model", "vision_use_head": False, "image_size": 36},
+    vision_feature_select_strategy="full",
+    vision_feature_layer=-1,
+)._replace(
+    text={**_TEXT, "model_type": "qwen2", "hidden_size": 256},
+    image_processor="",
+    settings={
+        "scale_resolution": 32,
+        "patch_size": 4,
+        "max_slice_nums": 4,
+        "image_feature_size": _QUERIES,
+        "norm_mean": [0.5, 0.5, 0.4],
+        "norm_std": [0.5, 0.4, 0.5],
+        "use_image_id": True,
+    },
+    processor="MiniCPMVProcessor",
+    tokens=("<unk>", "<image>", "</image>", "<slice>", "</slice>", "<image_id>", "</image_id>"),
+    prompt="see (<image>./</image>)what",
+    published=_as_resampled,
 )
 # Tokens with places on a canvas, by their numbers in `tokenizer_of`.
 _CANVAS_IDS = {
@@ -836,26 +861,11 @@ CASES: dict[str, VisionCase] = {
         ),
         "here: <|image|>",
     ),
-    "minicpm-v2.6": _llava(
-        tower={"model_type": "siglip_vision_model", "vision_use_head": False, "image_size": 36},
-        vision_feature_select_strategy="full",
-        vision_feature_layer=-1,
-    )._replace(
-        text={**_TEXT, "model_type": "qwen2", "hidden_size": 256},
-        image_processor="",
-        settings={
-            "scale_resolution": 32,
-            "patch_size": 4,
-            "max_slice_nums": 4,
-            "image_feature_size": _QUERIES,
-            "norm_mean": [0.5, 0.5, 0.4],
-            "norm_std": [0.5, 0.4, 0.5],
-            "use_image_id": True,
-        },
-        processor="MiniCPMVProcessor",
-        tokens=("<unk>", "<image>", "</image>", "<slice>", "</slice>", "<image_id>", "</image_id>"),
-        prompt="see (<image>./</image>)what",
-        published=_as_resampled,
+    "minicpm-v2.6": _RESAMPLED,
+    "minicpm-v2.5": _RESAMPLED._replace(
+        text={**_RESAMPLED.text, "model_type": "llama"},
+        settings={**_RESAMPLED.settings, "use_image_id": False},
+        tokens=_RESAMPLED.tokens[:5],
     ),
     "phi3-vision": _llava()._replace(
         text={**_TEXT, "model_type": "phi3", "hidden_act": "silu"},
@@ -1186,8 +1196,11 @@ def tokenizer_of(case: VisionCase) -> tokenizers.Tokenizer:
 def expanded(case: VisionCase, inputs: Mapping[str, Any]) -> str:
     """What transformers' processor puts in the place of the image, with a token for each embedding."""
     if case.processor == "MiniCPMVProcessor":  # which is not there, as the next one
-        row, columns = "<slice>" + "<unk>" * _QUERIES + "</slice>", inputs["grid"][0] if inputs["grid"] else 0
-        rows = [row * columns] * (inputs["grid"][1] if inputs["grid"] else 0)
+        columns, count = inputs["grid"] or (0, 0)
+        if case.text["model_type"] == "llama":  # 2.5, where a slice is an image
+            image = "<image>" + "<unk>" * _QUERIES + "</image>"
+            return image + ("<slice>" + "\n".join([image * columns] * count) + "</slice>") * (count > 0)
+        rows = [("<slice>" + "<unk>" * _QUERIES + "</slice>") * columns] * count
         return "<image>" + "<unk>" * _QUERIES + "</image>" + "\n".join(rows)
     if case.processor == "Phi3VProcessor":
         height, width = (side // 32 for side in inputs["image_sizes"][0])

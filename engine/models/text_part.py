@@ -120,7 +120,14 @@ _FLAT = {
 # Whose first configs do not say the type of their language model.
 _LLAVA = ("LlavaForConditionalGeneration", "LlavaNextForConditionalGeneration", "VipLlavaForConditionalGeneration")
 _MINICPM_V = ("MiniCPMO", "MiniCPMV")
-_MINICPM_V_TEXT = {"2.5": "llama", "2.6": "qwen2", "4.0": "llama", "4.5": "qwen3"}  # by the version that a config says
+_LLAMA_3_VOCABULARY = 128256
+MINICPM_V_2_5 = "2.5"
+_MINICPM_V_TEXT = {
+    MINICPM_V_2_5: "llama",
+    "2.6": "qwen2",
+    "4.0": "llama",
+    "4.5": "qwen3",
+}  # by the version that a config says
 
 # Of models whose images are served, the sections of rope that a config may leave out, and whether they take turns.
 _SECTIONS = {
@@ -251,8 +258,14 @@ def _own_layers(text: Mapping[str, Any]) -> list[int]:
     return own
 
 
+def minicpm_v_version(config: Mapping[str, Any]) -> str:
+    """The version that a config of MiniCPM-V says. The first one that is served says none; its text is Llama 3's."""
+    version = config.get("version")
+    return MINICPM_V_2_5 if version is None and config.get("vocab_size") == _LLAMA_3_VOCABULARY else str(version)
+
+
 def _minicpm_v(config: Mapping[str, Any]) -> str:
-    version = str(config.get("version"))
+    version = minicpm_v_version(config)
     if version not in _MINICPM_V_TEXT:
         raise ModelError(
             f"config.json: version must be one of {', '.join(_MINICPM_V_TEXT)}, got {shown(config.get('version'))}: "

@@ -1,12 +1,12 @@
-"""MiniCPM-V 2.6, 4.0 and 4.5 (https://arxiv.org/abs/2408.01800): SigLIP over slices, and a resampler.
+"""MiniCPM-V 2.5 to 4.5 (https://arxiv.org/abs/2408.01800): SigLIP over slices, and a resampler.
 
 Learned queries see the patches of a tile, whose keys have sines and cosines of their row and column. The formulas are
-those of the code in https://huggingface.co/openbmb/MiniCPM-V-2_6.
+those of the code in https://huggingface.co/openbmb/MiniCPM-V-2_6, and in MiniCPM-Llama3-V-2_5 beside it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Hashable, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -17,13 +17,15 @@ from ...models.config import ConfigReader
 from ...models.module_tensors import in_places, module_tensors, norm_tables
 from ...models.spec import CrossAttentionSpec, NormSpec, ProjectionSpec, TowerSpec, tower_shapes
 from ...models.tensor_ref import TensorRef
+from ...models.text_part import MINICPM_V_2_5, minicpm_v_version
 from ..media import Media
 from ..processing import Floats, block_places, nearest_below
+from ..vision import Expansion
 from .settings import HALF, ProcessorSettings, decoder_size, part_of, require_entries, square
-from .slices import Grid, SlicedVision
+from .slices import Grid, SlicedVision, Slices
 from .towers import MODULES, conv, embedded, in_pieces, plain_layer, table_normalized
 
-_VERSIONS = ("2.6", "4.0", "4.5")
+_VERSIONS = (MINICPM_V_2_5, "2.6", "4.0", "4.5")
 _HEAD_DIM = 128
 _MAX_QUERIES = 4096
 _NORM = NormSpec("layer", 1e-6, bias=True)  # of all norms in the resampler
@@ -42,8 +44,11 @@ class ResampledVision(SlicedVision):
 
     def __init__(self, architecture: str, config: Mapping[str, Any], processor: Mapping[str, Any]) -> None:
         tower, settings, whole = part_of(config, "vision_config"), ProcessorSettings(processor), ConfigReader(config)
-        if str(whole.raw("version")) not in _VERSIONS:
+        version = minicpm_v_version(config)
+        if version not in _VERSIONS:
             raise whole.error("version", f"{', '.join(_VERSIONS)} for images: others have other slices")
+        # Its code finds the patches' places in the table as if they were a single row. One mark is around all slices.
+        self._is_first = version == MINICPM_V_2_5
         hidden, patch = tower.integer("hidden_size", 768), square(tower, "patch_size", 16)
         colours = {f"image_{name}": settings.raw(f"norm_{name}") for name in ("mean", "std")}
         pixels = ProcessorSettings({**colours, **processor}).pixels(HALF, HALF)
@@ -51,7 +56,7 @@ class ResampledVision(SlicedVision):
         self._queries = whole.integer("query_num", 64)
         if self._queries > _MAX_QUERIES:
             raise whole.error("query_num", f"at most {_MAX_QUERIES}")
-        if settings.integer("image_feature_size", 64) != self._queries:
+        if settings.integer("image_feature_size", self._queries if self._is_first else 64) != self._queries:
             raise settings.error("image_feature_size", f"{self._queries}, the query_num of config.json")
         self._side = square(tower, "image_size", 224) // patch  # of the table of positions
         require_entries(tower, "image_size", self._side)
@@ -110,12 +115,21 @@ class ResampledVision(SlicedVision):
     def _tokens_of(self, grid: Grid) -> int:
         return self._queries
 
+    def expansion(self, layout: Hashable) -> Expansion:
+        if not self._is_first:
+            return super().expansion(layout)
+        assert isinstance(layout, Slices)
+        image = f"<image>{self.slot}</image>"
+        rows = "\n".join([image * layout.columns] * layout.rows)
+        return Expansion(image + f"<slice>{rows}</slice>" if rows else image, self._counts(layout))
+
     def encode(self, media: Media, tower: TowerExecutor) -> Generator[None, None, Rows]:
         grids = [self._patches.grid(tile) for tile in media.tiles]
         bounds = np.cumsum([0, *(rows * columns for rows, columns in grids)]).astype(np.int32)
         table, pieces = tower.table("positions"), []
         for tile, grid in zip(media.tiles, grids, strict=True):
-            down, across = (nearest_below(self._side, _fractions(count)) for count in grid)
+            places = (1, grid[0] * grid[1]) if self._is_first else grid
+            down, across = (nearest_below(self._side, _fractions(count)) for count in places)
             patches = yield from embedded(tower, self._patches, (tile,))
             pieces.append(patches + table[(down[:, None] * self._side + across).reshape(-1)])
         rows = yield from tower.layers(np.concatenate(pieces), bounds)
@@ -123,11 +137,13 @@ class ResampledVision(SlicedVision):
         rows = yield from tower.project("kv", rows)
         rows = yield from table_normalized(tower, "kv_norm", rows, _NORM)
         values = yield from tower.project("values", rows)
-        places = [np.concatenate(of_axis) for of_axis in zip(*(block_places(*grid) for grid in grids), strict=True)]
+        grid_places = [
+            np.concatenate(of_axis) for of_axis in zip(*(block_places(*grid) for grid in grids), strict=True)
+        ]
         waves = _waves(max(map(max, grids)), rows.shape[1] // 2)
 
         def placed(start: int, piece: Rows) -> Rows:
-            row, column = (of_axis[start : start + len(piece)] for of_axis in places)
+            row, column = (of_axis[start : start + len(piece)] for of_axis in grid_places)
             moved: Rows = piece + np.concatenate([waves[column], waves[row]], axis=1)
             return moved
 

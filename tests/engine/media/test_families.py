@@ -54,7 +54,7 @@ from tidewheel.engine.models.text_part import WRAPPERS
 
 IN_TRANSFORMERS = [name for name, case in CASES.items() if case.published is None]
 NARROW = ("granite4-vision", "mistral3", "pixtral", "llava-next", "llava-onevision", "granite-vision", "lfm2-vl")
-NARROW += ("minicpm-v2.6", "minicpm-v4.6", "minicpm-v4.7", "phi3-vision")
+NARROW += ("minicpm-v2.5", "minicpm-v2.6", "minicpm-v4.6", "minicpm-v4.7", "phi3-vision")
 _GRANITE = {"model_type": "granite", "hidden_size": 32}
 GRIDS = ("qwen", "glm", "paddle")  # whose images have rows and columns in the decoder
 SIZES = ((1, 1), (3, 9), (32, 32), (33, 31), (64, 64), (97, 61), (100, 300), (31, 200), (7, 8), (512, 100), (90, 91))
@@ -448,7 +448,7 @@ def test_weights_are_found_by_other_names(name: str) -> None:
         ("kimi-vl", {"init_pos_emb_width": 8}, {}, "init_pos_emb_width"),
         ("kimi-vl", {}, {"in_token_limit": 10**6}, "patches"),
         ("kimi-vl", {}, {"pad_input": False}, "pad_input"),
-        ("minicpm-v2.6", {"version": "2.5"}, {}, "version"),
+        ("minicpm-v2.6", {"version": "2.0"}, {}, "version"),
         ("minicpm-v2.6", {"query_num": 2**20}, {}, "query_num"),
         ("minicpm-v2.6", {"hidden_size": 200}, {}, "hidden_size"),
         ("minicpm-v2.6", {"image_size": 2**13}, {}, "image_size"),

@@ -17,6 +17,7 @@ from safetensors.numpy import save_file
 from tidewheel.engine.errors import ModelError
 from tidewheel.engine.models import describe
 from tidewheel.engine.models.spec import AttentionSpec, DecoderSpec, mixers
+from tidewheel.engine.models.text_part import text_part
 
 TEXT = {**models_zoo._LLAMA, "vocab_size": models_zoo.VOCAB_SIZE, "rms_norm_eps": 1e-5}
 VISION = {
@@ -284,6 +285,10 @@ def test_sections_that_a_config_leaves_out_are_the_usual_ones() -> None:
 def test_a_minicpm_v_of_an_unknown_version_is_refused() -> None:
     with pytest.raises(ModelError, match=r"version must be one of 2\.5, 2\.6, 4\.0, 4\.5, got 3: it says which"):
         describe({"architectures": ["MiniCPMV"], "version": 3})
+    with pytest.raises(ModelError, match="version must be one of"):
+        describe({"architectures": ["MiniCPMV"], "vocab_size": 122753})  # 2.0
+    first = text_part("MiniCPMV", {"architectures": ["MiniCPMV"], "vocab_size": 128256})  # 2.5, which says none
+    assert first["architectures"] == ["LlamaForCausalLM"]
 
 
 def renamed(folder: Path, model: Any, target: Path) -> Path:

@@ -17,8 +17,8 @@ _MOST_TOKENS = 4096  # of an image, as in llama.cpp: files of Qwen's do not say 
 _NEWLINES = ("v.image_newline", "model.image_newline")
 _SIGLIP_GELU = "gelu_pytorch_tanh"
 _POSITIONS = "v.position_embd.weight"
-# As converters count MiniCPM-V and MiniCPM-o, whose images are alike. 1 and 2 are older ones with other slices.
-_MINICPM_VERSIONS = {3: "2.6", 4: "2.6", 5: "4.0", 6: "4.0", 100045: "4.5"}
+# As converters count MiniCPM-V and MiniCPM-o, whose images are alike.
+_MINICPM_VERSIONS = {2: "2.5", 3: "2.6", 4: "2.6", 5: "4.0", 6: "4.0", 100045: "4.5"}
 
 
 class Projector(NamedTuple):
@@ -317,7 +317,7 @@ def _resampler(clip: ClipFile) -> Projector:
             "query_num": queries,
             "vision_config": {**clip.tower(_SIGLIP_GELU), "image_size": side},
         },
-        clip.processor(patch_size=clip.patch, image_feature_size=queries, use_image_id=True),
+        clip.processor(patch_size=clip.patch, image_feature_size=queries, use_image_id=version != "2.5"),
         {
             "learned": "resampler.query",
             "query_norm": "resampler.ln_q",

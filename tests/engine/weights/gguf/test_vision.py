@@ -56,6 +56,7 @@ UNSAID = {
     "gemma4-e2b": ("max_soft_tokens",),
     "kimi-vl": ("in_token_limit",),
     "llama4": ("max_patches",),
+    "minicpm-v2.5": ("scale_resolution", "max_slice_nums"),
     "minicpm-v2.6": ("scale_resolution", "max_slice_nums"),
 }
 # All of these, as an option.
@@ -447,7 +448,7 @@ def test_a_broken_file_leaves_the_text_unless_it_was_named(
         ("gemma4-e2b", without("v.blk.2.attn_out.output_min"), "has no tensor v.blk.2.attn_out.output_min"),
         ("kimi-vl", with_tensor("v.position_embd.weight", 80, 32), "v.position_embd.weight has shape"),
         ("llama4", with_tensor("v.patch_embd.weight", 32, 40), "v.patch_embd.weight has shape"),
-        ("minicpm-v2.6", with_field("minicpmv_version", 2), "minicpmv_version must be one of 3"),
+        ("minicpm-v2.6", with_field("minicpmv_version", 1), "minicpmv_version must be one of 2"),
         ("minicpm-v2.6", without("resampler.attn.k.bias"), "has no tensor resampler.attn.k.bias"),
     ],
 )
