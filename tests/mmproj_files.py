@@ -140,10 +140,15 @@ def as_ollama(name: str, made: VisionModel) -> Change:
         for key in [key for key in kept if key.startswith(f"{own}.")]:
             kept[f"{kind.architecture}{key.removeprefix(own)}"] = kept.pop(key)
         kept["general.architecture"].value = kind.architecture
-        for field, value in kind.fields(vision).items():
-            writer.add_key_value(f"{kind.architecture}.{field}", *value)
         for missing in kind.without:
             kept.pop(f"{kind.architecture}.{missing}", None)
+        for field, value in kind.fields(vision).items():
+            writer.add_key_value(f"{kind.architecture}.{field}", *value)
+        if name == "llama4":
+            text = made.config["text_config"]
+            sizes = {"feed_forward_length": "intermediate_size", "intermediate_size": "intermediate_size_mlp"}
+            for field, size in {**sizes, "intermediate_size_moe": "intermediate_size"}.items():
+                writer.add_uint32(f"llama4.{field}", text[size])
         if name == "qwen2.5-vl":
             kept["qwen25vl.rope.mrope_section"] = kept.pop("qwen25vl.rope.dimension_sections")
         for original, data in made.stored.items():
@@ -208,6 +213,35 @@ _OLLAMA = {
             "mm.tokens_per_image": (16, gguf.GGUFValueType.UINT32),
         },
         ("attention.layer_norm_rms_epsilon",),
+    ),
+    "llama4": _Ollama(
+        "llama4",
+        ("vision_model.", "multi_modal_projector."),
+        {
+            "patch_embedding.linear": "patch_embedding",
+            "vision_model": "v",
+            "model.layers": "blk",
+            "input_layernorm": "attn_norm",
+            "post_attention_layernorm": "ffn_norm",
+            **{f"self_attn.{name}": new for name, new in _ATTENTION.items()},
+            "self_attn.o_proj": "attn_output",
+            "multi_modal_projector": "mm",
+        },
+        lambda vision: {
+            **_numbers(
+                vision,
+                block_count="num_hidden_layers",
+                embedding_length="hidden_size",
+                feed_forward_length="intermediate_size",
+                image_size="image_size",
+                patch_size="patch_size",
+                attention__head_count="num_attention_heads",
+            ),
+            "vision.rope.freq_base": (10_000.0, gguf.GGUFValueType.FLOAT32),
+            "vision.layer_norm_epsilon": (1e-5, gguf.GGUFValueType.FLOAT32),
+            "vision.pixel_shuffle_ratio": (0.5, gguf.GGUFValueType.FLOAT32),
+        },
+        ("feed_forward_length", "expert_feed_forward_length"),
     ),
     "mistral3": _Ollama(
         "mistral3",
@@ -277,9 +311,12 @@ def write_text(
     sections = (fields.get("rope_parameters") or {}).pop("mrope_section", None)
     config = transformers.AutoConfig.for_model(**fields)
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
-    inner = made.model.model
-    model.model.load_state_dict((getattr(inner, "language_model", None) or inner.text_model).state_dict())
-    model.lm_head.load_state_dict(made.model.lm_head.state_dict())
+    if name == "llama4":  # whose text is a whole model
+        model.load_state_dict(made.model.language_model.state_dict())
+    else:
+        inner = made.model.model
+        model.model.load_state_dict((getattr(inner, "language_model", None) or inner.text_model).state_dict())
+        model.lm_head.load_state_dict(made.model.lm_head.state_dict())
     arch = next((arch for arch, word in gguf.MODEL_ARCH_NAMES.items() if word == _TEXT.get(name)), None)
 
     class Writer(gguf.GGUFWriter):  # type: ignore[misc]

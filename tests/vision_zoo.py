@@ -846,7 +846,7 @@ CASES: dict[str, VisionCase] = {
         {
             **_TEXT,
             "model_type": "llama4_text",
-            "intermediate_size_mlp": 48,
+            "intermediate_size_mlp": 64,
             "num_local_experts": 2,
             "interleave_moe_layer_step": 2,
             "no_rope_layers": [1, 0],

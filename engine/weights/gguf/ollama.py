@@ -44,6 +44,8 @@ _SAME = (
 )
 _SCALED_GEMMAS = (34, 48, 62)  # the layers of 4B, 12B and 27B, of whose rope old files do not say the factor 8
 _MROPE = (16, 24, 24)
+_SPLITTING = "tokenizer.ggml.pre"
+_ROPE_THETA = 1e4  # of Llama 4's tower
 
 
 class _Kind(NamedTuple):
@@ -54,6 +56,7 @@ class _Kind(NamedTuple):
     modules: Mapping[str, str]
     metadata: Callable[[GgufFile], Metadata]
     architecture: str | None = None  # what llama.cpp calls it, if not the same
+    splitting: str | None = None  # how texts are split into words, which its converter knows of few models
 
 
 def in_llama_cpp_words(file: GgufFile) -> GgufFile:
@@ -75,6 +78,8 @@ def in_llama_cpp_words(file: GgufFile) -> GgufFile:
     metadata |= {key: value for key, value in said.items() if value is not None}
     metadata |= {"clip.has_vision_encoder": True, "clip.projector_type": kind.projector}
     metadata |= {"general.architecture": prefix.removesuffix("."), **kind.metadata(file)}
+    if kind.splitting is not None and metadata.get(_SPLITTING) == "default":
+        metadata[_SPLITTING] = kind.splitting
     tensors = {}
     for tensor in file.tensors.values():
         renamed = _renamed(tensor.name, kind.modules)
@@ -104,6 +109,22 @@ def _gemma3(file: GgufFile) -> Metadata:
     if fields.raw("rope.scaling.factor") is None and fields.integer("block_count") in _SCALED_GEMMAS:
         metadata |= {"gemma3.rope.scaling.type": "linear", "gemma3.rope.scaling.factor": 8.0}
     return metadata
+
+
+def _llama4(file: GgufFile) -> Metadata:
+    fields = Fields(file, "llama4.")
+    ratio = fields.number("vision.pixel_shuffle_ratio")
+    merge = round(1 / ratio) if ratio > 0 else 0
+    if not merge or abs(merge * ratio - 1) > 1e-6:
+        raise fields.error("vision.pixel_shuffle_ratio", "1 / n")
+    if fields.optional_number("vision.rope.freq_base") not in (None, _ROPE_THETA):
+        raise fields.error("vision.rope.freq_base", f"{_ROPE_THETA:g}")
+    return {
+        "clip.use_gelu": True,
+        "clip.vision.projector.scale_factor": merge,
+        "llama4.feed_forward_length": fields.integer("intermediate_size"),
+        "llama4.expert_feed_forward_length": fields.integer("intermediate_size_moe"),
+    }
 
 
 def _mistral3(file: GgufFile) -> Metadata:
@@ -154,6 +175,22 @@ _KINDS = {
         },
         _gemma3,
     ),
+    "llama4": _Kind(
+        "v.patch_embedding.weight",
+        "llama4",
+        {
+            "v.patch_embedding": "v.patch_embd",
+            "v.class_embedding": "v.class_embd",
+            "v.positional_embedding_vlm": "v.position_embd.weight",
+            "v.layernorm_pre": "v.pre_ln",
+            "v.layernorm_post": "v.post_ln",
+            "v.vision_adapter.mlp.fc1": "mm.model.mlp.1",
+            "v.vision_adapter.mlp.fc2": "mm.model.mlp.2",
+            "mm.linear_1": "mm.model.fc",
+        },
+        _llama4,
+        splitting="llama4",
+    ),
     "mistral3": _Kind(
         "v.patch_conv.weight",
         "pixtral",
@@ -166,6 +203,7 @@ _KINDS = {
             "mm.linear_2": "mm.2",
         },
         _mistral3,
+        splitting="tekken",
     ),
     "qwen25vl": _Kind(
         "v.patch_embd_0.weight",

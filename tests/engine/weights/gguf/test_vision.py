@@ -333,7 +333,7 @@ def written_as_ollama(name: str) -> Path:
     return write_text(path, name, made(name), tokenizer_of(case_of(name)), change)
 
 
-@pytest.mark.parametrize("name", ["gemma3", "mistral3", "qwen2.5-vl"])
+@pytest.mark.parametrize("name", ["gemma3", "llama4", "mistral3", "qwen2.5-vl"])
 def test_files_of_ollama_have_the_tower_of_the_checkpoint(name: str) -> None:
     model = opened(written_as_ollama(name))
     assert model.vision is not None
@@ -365,6 +365,8 @@ def test_files_of_ollama_go_on_as_the_checkpoint(name: str) -> None:
         ("qwen2.5-vl", "qwen25vl.vision.block_count", 2**30, "at most"),
         ("gemma3", "gemma3.vision.patch_size", 0, "an integer of at least 1"),
         ("gemma3", "gemma3.mm.tokens_per_image", "x", "an integer"),
+        ("llama4", "llama4.vision.pixel_shuffle_ratio", 0.3, "1 / n"),
+        ("llama4", "llama4.vision.rope.freq_base", 5e5, "10000"),
     ],
 )
 def test_broken_metadata_of_ollama_is_refused(name: str, key: str, value: Any, says: str) -> None:
@@ -372,6 +374,16 @@ def test_broken_metadata_of_ollama_is_refused(name: str, key: str, value: Any, s
     with pytest.raises(ModelError, match=f"{key} must be .*{says}"):
         in_llama_cpp_words(replace(file, metadata={**file.metadata, key: value}))
     assert in_llama_cpp_words(replace(file, tensors={})).tensors == {}
+
+
+def test_llama_4_of_ollama_has_the_sizes_and_the_splitting_of_llama_cpp() -> None:
+    ollama, plain = read_gguf(written_as_ollama("llama4")), read_gguf(written_text("llama4")).metadata
+    assert ollama.metadata["llama4.feed_forward_length"] != plain["llama4.feed_forward_length"]
+    words = in_llama_cpp_words(replace(ollama, metadata={**ollama.metadata, "tokenizer.ggml.pre": "default"})).metadata
+    assert {key: words[key] for key in plain if key.startswith("llama4.")} == {
+        key: value for key, value in plain.items() if key.startswith("llama4.")
+    }
+    assert words["tokenizer.ggml.pre"] == "llama4"
 
 
 def test_large_gemmas_of_ollama_turn_slower() -> None:
