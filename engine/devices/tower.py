@@ -112,6 +112,13 @@ class TowerExecutor(ABC):
         """Compute with these threads from now on: see Executor."""
         return False
 
+    def release_scratch(self) -> None:
+        """Give all memory but that of the weights back to the system, until the next call.
+
+        A layer that is under way keeps it.
+        """
+        return
+
     @abstractmethod
     def attend(self, name: str, queries: Rows, keys: Rows, values: Rows) -> Generator[None, None, Rows]:
         """The cross attention `name`, head by head: `[Q, W]` of `queries [Q, W]`, `keys [K, W]` and `values [K, W]`.

@@ -203,6 +203,10 @@ class Encoder(ABC):
         if not (min(item.token_ids) >= 0 and max(item.token_ids) < self.vocab_size):
             raise InvalidRequestError(f"{param}: token ids must be between 0 and {self.vocab_size - 1}", param)
 
+    def release_scratch(self) -> None:
+        """Give all memory but that of the weights back to the system, until the next call. Nothing runs."""
+        self._graph.release_scratch()
+
     def interrupt(self) -> None:
         """End a running `run`. The encoder cannot be used afterwards."""
         self._graph.interrupt()

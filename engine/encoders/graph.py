@@ -70,6 +70,10 @@ class EncoderGraph(ABC):
         """What the model's modules behind the pooling make of pooled vectors `[N, width]`."""
         return vectors
 
+    def release_scratch(self) -> None:
+        """See TowerExecutor."""
+        return
+
     @abstractmethod
     def interrupt(self) -> None:
         """Make a run in another thread fail, and all later runs."""

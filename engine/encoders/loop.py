@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
 from collections.abc import Callable
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
+from ..machine.memory import release_free_memory
 from ..machine.priority import lower_thread_priority
 from .work import EncoderWork
 
@@ -18,6 +19,7 @@ logger = logging.getLogger(__name__)
 
 _PIECE_S = 0.04  # a short text waits for so long, about
 _SHARED_PIECE_S = 0.01  # the same where streams of other models wait
+_REST_AFTER_S = 1.0
 
 
 class EncoderLoop:
@@ -26,8 +28,8 @@ class EncoderLoop:
     def __init__(self, work: EncoderWork, *, has_priority: bool = False, turn: Turn | None = None) -> None:
         """Unless it `has_priority`, the thread gives way to a chat model's. With a `turn`, it waits for that."""
         self._work, self._has_priority, self._turn = work, has_priority, turn
-        self._inbox: deque[Callable[[], None] | None] = deque()
-        self._wake = threading.Event()
+        self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._rests = False
         self._thread = threading.Thread(target=self._run, name="tidewheel-encoders", daemon=True)
 
     @property
@@ -41,11 +43,11 @@ class EncoderLoop:
 
     def call(self, function: Callable[[], None]) -> None:
         """Call `function` on the thread, after the piece that runs."""
-        self._post(function)
+        self._inbox.put(function)
 
     def stop(self) -> None:
         """End the thread, even in the middle of a batch."""
-        self._post(None)
+        self._inbox.put(None)
         for encoder in self._work.counts:
             encoder.interrupt()
 
@@ -53,10 +55,6 @@ class EncoderLoop:
         """Wait for the thread to end, if it was ever started."""
         if self._thread.ident is not None:
             self._thread.join()
-
-    def _post(self, message: Callable[[], None] | None) -> None:
-        self._inbox.append(message)
-        self._wake.set()
 
     def _run(self) -> None:
         ended_by: BaseException | None = None
@@ -84,13 +82,27 @@ class EncoderLoop:
 
     def _take_messages(self) -> bool:
         """Handle all messages, and wait for one if there is nothing to run. False when told to stop."""
-        if not self._work.is_waiting:
+        waits = not self._work.is_waiting
+        if waits:
             self._give_turn_back()
-            self._wake.wait()
-        self._wake.clear()  # before the inbox is read: a message that comes later wakes again
-        while self._inbox:
-            message = self._inbox.popleft()
+        while waits or not self._inbox.empty():
+            message = self._next_message() if waits else self._inbox.get()
             if message is None:
                 return False
             message()
+            waits = False
         return True
+
+    def _next_message(self) -> Callable[[], None] | None:
+        """Wait for a message. After a while without one, memory that only batches need goes back to the system."""
+        if not self._rests:
+            try:
+                return self._inbox.get(timeout=_REST_AFTER_S)
+            except Empty:
+                for encoder in self._work.counts:
+                    encoder.release_scratch()
+                release_free_memory()
+                self._rests = True
+        message = self._inbox.get()
+        self._rests = False
+        return message

@@ -129,6 +129,10 @@ class NativeGraph(EncoderGraph):
         """See EncoderGraph."""
         return self._tower.use_threads(threads)
 
+    def release_scratch(self) -> None:
+        """See EncoderGraph."""
+        self._tower.release_scratch()
+
     def after_pooling(self, vectors: Floats) -> Floats:
         """The Dense modules, one after the other."""
         for name in self._dense:

@@ -233,10 +233,7 @@ class CpuTower(TowerExecutor):
         return self._tables[name]
 
     def release_scratch(self) -> None:
-        """Give all memory but that of the weights back to the system, until the next call.
-
-        A layer that is under way keeps it.
-        """
+        """See TowerExecutor."""
         if self._native is not None and not self._is_between_turns:
             self._native.release_scratch()
 

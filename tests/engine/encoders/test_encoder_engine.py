@@ -79,6 +79,40 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.001)
 
 
+class Resting(Embedder):
+    """Counts how often it has given memory back."""
+
+    released = 0
+
+    def release_scratch(self) -> None:
+        super().release_scratch()
+        Resting.released += 1
+
+
+def test_memory_of_batches_is_given_back_at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidewheel.engine.encoders.loop._REST_AFTER_S", 0.02)
+
+    engine = load_encoders([str(zoo.native_folder("bert"))], ["it"])
+    encoder = engine.encoders["it"]
+    encoder.__class__ = Resting
+
+    async def test() -> None:
+        engine.start()
+        try:
+            rows = []
+            for times in (1, 2):
+                await until(lambda times=times: Resting.released == times)  # type: ignore[misc]
+                rows.append(await engine.submit(encoder, "embed", inputs(20, 21)))
+            await until(lambda: Resting.released == 3)
+            await asyncio.sleep(0.05)
+            assert Resting.released == 3  # once in each rest
+            np.testing.assert_array_equal(*rows)
+        finally:
+            await engine.stop()
+
+    run(test)
+
+
 def test_requests_that_arrive_meanwhile_form_the_next_batch() -> None:
     async def test() -> None:
         async with running() as (engine, encoder):
