@@ -30,7 +30,7 @@ from verdict import verdict
 _ROUND = 20  # requests to each model
 _IDLE_S = 2.0  # after which the server unloads a model
 _UNLOAD_TIMEOUT_S = 120
-_REST_S = 1.0  # in which freed memory goes back to the system
+_SETTLE_S = 30.0  # in which freed memory goes back to the system
 _TIMEOUT_S = 120  # of a request, which may wait for other models
 
 
@@ -113,7 +113,14 @@ class Watch:
             if time.monotonic() > deadline:
                 raise StormError(f"nobody uses the models, but they are {states}")
             await asyncio.sleep(0.1)
-        await asyncio.sleep(_REST_S)
+
+
+async def settled_mib(pid: int, most: float = 0.0) -> float:
+    """The process's memory as soon as it is not above `most`, or after a while."""
+    deadline = time.monotonic() + _SETTLE_S
+    while (memory := memory_mib(pid)) > most and time.monotonic() < deadline:
+        await asyncio.sleep(0.5)
+    return memory
 
 
 async def soak(url: str, pid: int, options: argparse.Namespace) -> list[str]:
@@ -130,7 +137,7 @@ async def soak(url: str, pid: int, options: argparse.Namespace) -> list[str]:
             await clients.learn()
         await asyncio.gather(*(clients.run(_ROUND, options.concurrency) for clients in storms.values()))
         await watch.all_unloaded()
-        before = memory_mib(pid)
+        before = await settled_mib(pid)
         print(f"{'':8}  {'':>16}  {before:8.1f} MiB without models", flush=True)
         watching, started = asyncio.create_task(watch.run()), time.monotonic()
 
@@ -152,7 +159,7 @@ async def soak(url: str, pid: int, options: argparse.Namespace) -> list[str]:
         finally:
             reporting.cancel()
             watching.cancel()
-        after = memory_mib(pid)
+        after = await settled_mib(pid, before + options.max_growth_mib)
         print(f"{'':8}  {'':>16}  {after:8.1f} MiB without models")
     for name, clients in storms.items():
         told = "; ".join(f"{count} {kind}" for kind, count in sorted(clients.outcomes.items()))

@@ -293,7 +293,8 @@ class ModelHost:
     def _start_unload(self, unit: Hosted) -> None:
         assert unit.loaded is not None
         unit.stop_timer()
-        self._start(unit, State.UNLOADING, unit.loaded.close(), self._end_unload)
+        loaded, unit.loaded = unit.loaded, None
+        self._start(unit, State.UNLOADING, loaded.close(), self._end_unload)
 
     def _start(
         self,
@@ -356,8 +357,9 @@ class ModelHost:
         """Nothing of the unit is in memory any more, because of `error` if there is one."""
         if unit.held_bytes is not None:
             self._budget.give_back(unit.held_bytes)
-        unit.held_bytes = unit.loaded = unit.loaded_at = unit.keep_alive_s = unit.task = None
-        unit.error = error
+        unit.held_bytes = unit.loaded_at = unit.keep_alive_s = unit.task = None
+        unit.error = None if error is None else failure_text(error)
+        unit.unit.forget()
         self._removed.discard(unit)
         self._set(unit, State.UNLOADED if error is None else State.FAILED)
         unit.gone.set()

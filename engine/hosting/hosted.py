@@ -44,7 +44,7 @@ class Hosted:
         self.name = unit.name
         self.state = State.UNLOADED
         self.needs: Needs | None = None
-        self.error: BaseException | None = None
+        self.error: str | None = None  # without the exception, whose frames hold what was half loaded
         self.progress: Progress | None = None
         self.loaded: Loaded | None = None
         self.task: asyncio.Task[Any] | None = None  # which loads or unloads it
@@ -113,8 +113,8 @@ class Hosted:
     @property
     def error_text(self) -> str | None:
         """Why it could not be loaded, or what has ended its engine."""
-        error = self.error if self.loaded is None else self.loaded.failure
-        return None if error is None else failure_text(error)
+        failure = None if self.loaded is None else self.loaded.failure
+        return self.error if failure is None else failure_text(failure)
 
     def status(self) -> UnitStatus:
         """See UnitStatus. An engine that has died is a failure, though the host has not unloaded it yet."""

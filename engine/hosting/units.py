@@ -105,6 +105,9 @@ class Unit(Protocol):
         Raises TidewheelError, saying what to change.
         """
 
+    def forget(self) -> None:
+        """Drop what is left of it: it was unloaded, or its load has failed or was given up."""
+
 
 class UnitStatus(Struct, frozen=True):
     """A look at a unit. Times are those of the host's clock, in seconds."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -62,7 +63,6 @@ class LoadedModel:
         await self.engines.stop()
         for model in self.models.values():
             model.close()
-        await asyncio.to_thread(release_free_memory)
 
 
 class ModelUnit:
@@ -121,12 +121,18 @@ class ModelUnit:
             if loading.exception() is None:
                 await loading.result().close()
             raise
-        self.loaded, loaded.on_close = loaded, self._forget
+        self.loaded, loaded.on_close = loaded, self._hide
         loaded.engines.start()
         return loaded
 
-    def _forget(self) -> None:
+    def _hide(self) -> None:
         self.loaded = None
+
+    def forget(self) -> None:
+        """See Unit. Engines and routes refer to each other, so only a collection frees them; a vocabulary is large."""
+        self._planned = None
+        gc.collect()
+        asyncio.get_running_loop().run_in_executor(None, release_free_memory)
 
 
 class Shared(NamedTuple):

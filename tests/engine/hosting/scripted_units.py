@@ -83,6 +83,7 @@ class ScriptedUnit:
     faults: list[Fault | None] = field(default_factory=list)
     plan_faults: list[Fault | None] = field(default_factory=list)
     num_loads: int = 0
+    num_forgotten: int = 0
     reports: list[Report] = field(default_factory=list)  # of all loads
     loaded: ScriptedLoaded | None = None
     stubborn: bool = False  # finishes its load though it was cancelled
@@ -116,6 +117,10 @@ class ScriptedUnit:
         report(Progress("warming up", 1.0))
         self.loaded = ScriptedLoaded(self)
         return self.loaded
+
+    def forget(self) -> None:
+        self.machine.check(self.loaded is None, f"{self.name} was forgotten while it was loaded")
+        self.num_forgotten += 1
 
     def _fail(self) -> None:
         if self.faults and (fault := self.faults.pop(0)) is not None:
