@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from http import HTTPStatus
+from itertools import islice
 from typing import Any
 from urllib.parse import quote
 
@@ -26,6 +27,7 @@ from .near_names import near_names
 
 logger = logging.getLogger(__name__)
 
+_MOST_FILES = 10_000  # of a folder, whose size is told
 _MAX_NAMED = 16  # of the models that are served, in an error
 _LATEST = ":latest"  # Ollama's tag of a name without one
 _LONGEST_FOLDER = 120  # characters of a folder's name that stands for a model
@@ -93,6 +95,20 @@ class ModelEntry:
     def adapters(self) -> Sequence[str]:
         """The names of its adapters that the options name."""
         return [module.name for module in self.section.given.get("lora_modules", ())]
+
+    @cached_property
+    def file_bytes(self) -> int | None:
+        """The size of its files; None if they are not on this machine, or cannot be looked at."""
+        if self.fingerprint:
+            return sum(self.fingerprint[1::3])
+        path = os.path.expanduser(self.where)
+        try:
+            if not os.path.isdir(path):
+                return os.path.getsize(path)
+            with os.scandir(path) as files:
+                return sum(file.stat().st_size for file in islice(files, _MOST_FILES) if file.is_file())
+        except OSError:
+            return None
 
     @property
     def shared_kv_folder(self) -> str | None:

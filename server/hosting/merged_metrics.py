@@ -24,8 +24,6 @@ class MergedMetrics:
 
     def collect(self) -> Iterator[Metric]:
         """The families."""
-        if not self._named:
-            yield from self._memory()
         families: dict[str, Metric] = {}
         for loaded in self._models.loaded:
             for family in self._families(loaded):
@@ -41,16 +39,3 @@ class MergedMetrics:
                 for family in collector.collect():
                     if not index or family.name.removeprefix(self._prefix) in OF_REQUESTS:
                         yield family
-
-    def _memory(self) -> Iterator[Metric]:
-        from prometheus_client.core import GaugeMetricFamily
-
-        if (total_bytes := self._models.budget.total_bytes) is not None:
-            name = f"{self._prefix}memory_budget_bytes"
-            yield GaugeMetricFamily(name, "Memory that all models may take together.", value=total_bytes)
-        name = f"{self._prefix}model_memory_bytes"
-        by_model = GaugeMetricFamily(name, "Memory that a loaded model takes.", labels=["model_name"])
-        for status in self._models.host.snapshot():
-            if status.needs is not None and status.loaded_at is not None:
-                by_model.add_metric([status.name], status.needs.total_bytes)
-        yield by_model

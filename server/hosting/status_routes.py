@@ -23,6 +23,7 @@ from ..errors import ApiError
 from ..model_cards import root_of
 from ..openapi.document import operation
 from ..protocol.hosted_models import HostedModelCard, HostedModelList, HostHealth, HostInfo, ModelStatus
+from ..telemetry.host_metrics import HostMetrics
 from .catalog import ModelEntry
 from .hosted_models import HostedModels
 from .merged_metrics import MergedMetrics
@@ -50,7 +51,9 @@ class StatusEndpoints:
             *(route for route in health_routes() if route.path == "/version"),
             Route("/load", self._load),
             Route("/server_info", self._server_info),
-            *metrics_routes(of_all, named=[of_keys]),
+            *metrics_routes(
+                of_all, HostMetrics(self._models.host, self._models.budget, self._prefix), named=[of_keys]
+            ),
         ]
 
     @operation("List the served models and their state", response=HostedModelList)
@@ -130,7 +133,7 @@ class StatusEndpoints:
 
     def _size(self, entry: ModelEntry) -> int | None:
         needs = None if entry.error is not None else self._models.status(entry).needs
-        return None if needs is None else needs.total_bytes
+        return entry.file_bytes if needs is None else needs.total_bytes
 
     def _loaded(self, entry: ModelEntry) -> LoadedModel | None:
         return None if entry.error is not None else self._models.unit(entry).loaded

@@ -25,7 +25,8 @@ class ModelStatus(msgspec.Struct, kw_only=True, omit_defaults=True):
 class HostedModelCard(ModelCard, kw_only=True):
     """A ModelCard with the model's state.
 
-    `max_model_len`, and the `size` in bytes that it takes in memory, are null as long as they are not known.
+    The `size` in bytes is what it takes in memory, or that of its files as long as it was never loaded. `size` and
+    `max_model_len` are null as long as they are not known.
     """
 
     max_model_len: int | None = None  # type: ignore[assignment]  # a card is only read

@@ -42,8 +42,8 @@ const modelSwitch = new ModelSwitch(
   { button: get("models-button"), panel: get("models"), list: get("models-list"), search: get("models-search") },
   {
     choose: (id) => models.choose(id),
-    load: (id) => manage(() => server.loadModel(id)),
-    unload: (id) => manage(() => server.unloadModel(id)),
+    load: (id) => manage("load", id),
+    unload: (id) => manage("unload", id),
     open: () => modelWatch.poke(),
   },
 );
@@ -189,16 +189,16 @@ function howLongModelsAreGood() {
   return modelSwitch.isOpen || operator.isOpen ? LOADED_MS : null;
 }
 
-/** Loads or unloads a model by `change`, and shows the states meanwhile. */
-async function manage(change) {
-  const changed = change();
+/** Loads or unloads a model, and shows the states meanwhile. */
+async function manage(action, id) {
+  const done = server.manageModel(action, id);
   modelWatch.poke();
   try {
-    await changed;
+    await done;
   } catch (error) {
-    if (error.status === 401) keyDialog.ask(() => manage(change));
+    if (error.status === 401) keyDialog.ask(() => manage(action, id));
     else toast.show(error.message);
-    if (error.status === 403) models.manages = false;
+    if (error.status === 403) models.refuse(action);
   }
   modelWatch.poke();
 }
@@ -273,7 +273,7 @@ function showContext() {
 
 function showKey() {
   get("key-state").hidden = !server.key;
-  models.manages = true; // until this key was refused
+  models.refuse(); // until this key was refused
 }
 
 /** Lets a screen reader read new text, one block at a time. */

@@ -53,16 +53,15 @@ const MOST_ROWS = 16;
  * Shows in a tile which of `models` are loaded, the memory of each and what each does, if they are loaded on demand. The
  * values are those of a Meter.
  */
-export function showModels(tile, models, { models: measured = [], memoryBudget = null }) {
+export function showModels(tile, models, { models: measured = [], memoryUsed, memoryBudget }) {
   tile.hidden = models.length === 0;
   if (tile.hidden) return;
   const figures = new Map(measured.map((one) => [one.model, one]));
   const shown = models.filter(({ status }) => status.value !== "unloaded");
   const loaded = models.filter(({ status }) => status.value === "loaded").length;
-  const memory = measured.reduce((sum, one) => sum + (one.memory ?? 0), 0);
   const notes = [
     `${count(loaded)} of ${count(models.length)} loaded`,
-    memory > 0 && (memoryBudget ? `${size(memory)} of ${size(memoryBudget)} in use` : `${size(memory)} in use`),
+    memoryUsed > 0 && `${[memoryUsed, memoryBudget].filter(Boolean).map(size).join(" of ")} in use`,
     shown.length > MOST_ROWS && `the first ${MOST_ROWS} are shown`,
   ].filter(Boolean);
   tile.querySelector("caption").textContent = `Models: ${notes.join(", ")}`;

@@ -77,7 +77,7 @@ export class Meter {
    *
    * If the text has series of several replicas, `replicas` has the first four values of each. The other values then cover
    * all replicas: sums, and means over all requests. `numReplicas` counts the replicas that run. `models` has the first
-   * four values of each model, and its `memory` in bytes. `memoryBudget` is that of all of them.
+   * four values of each model, and its `memory` in bytes. All of them use `memoryUsed` of the `memoryBudget`.
    */
   read(text, now) {
     const parts = parseMetrics(text);
@@ -107,6 +107,7 @@ export class Meter {
       numSilent: get("replicas_silent"),
       replicas: by("replica"),
       models: by("model"),
+      memoryUsed: get("memory_used_bytes"),
       memoryBudget: get("memory_budget_bytes"),
     };
   }

@@ -57,8 +57,8 @@ export class ModelSwitch {
     return this.#panel.matches(":popover-open");
   }
 
-  /** Shows the models and which is chosen. `manages`: whether this client may load and unload them. */
-  show(models, chosen, manages) {
+  /** Shows the models and which is chosen. `refused`: the actions that this client may not do, "load" or "unload". */
+  show(models, chosen, refused) {
     const names = shortNames(models);
     this.#button.hidden = false;
     this.#search.parentElement.hidden = models.length <= SEARCHED;
@@ -73,7 +73,7 @@ export class ModelSwitch {
       this.#list.replaceChildren(...[...this.#rows.values()].map(({ element }) => element));
       this.#filter();
     }
-    for (const model of models) this.#rows.get(model.id).update(model, model === chosen, manages);
+    for (const model of models) this.#rows.get(model.id).update(model, model === chosen, refused);
   }
 
   #filter() {
@@ -106,7 +106,7 @@ class Row {
     this.element = h("li", {}, this.#choose, this.#load, this.#unload, this.#progress);
   }
 
-  update({ size: bytes, status }, isChosen, manages) {
+  update({ size: bytes, status }, isChosen, refused) {
     const { value, progress } = status;
     this.element.dataset.state = value;
     put(this.#about, [stateOf(status), size(bytes)].filter(Boolean).join(" · "));
@@ -114,8 +114,8 @@ class Row {
     else this.#choose.removeAttribute("aria-current");
     this.#progress.hidden = value !== "loading";
     this.#progress.value = progress ?? 0;
-    this.#load.hidden = !manages || (value !== "unloaded" && value !== "failed");
-    this.#unload.hidden = !manages || value !== "loaded";
+    this.#load.hidden = refused.has("load") || (value !== "unloaded" && value !== "failed");
+    this.#unload.hidden = refused.has("unload") || value !== "loaded";
   }
 }
 

@@ -16,7 +16,7 @@ export class Models {
   #onChange;
   #chosen = null; // of the open conversation: an id, which the list need not have
   #last; // that the user has chosen
-  #manages = true;
+  #refused = new Set(); // of "load" and "unload"
   all = [];
   areKnown = false;
 
@@ -86,9 +86,10 @@ export class Models {
     return !id || !this.all.length || this.current.id === id;
   }
 
-  /** Whether this client may load and unload models, as far as is known. */
-  set manages(manages) {
-    this.#manages = manages;
+  /** Takes note of what this client may not do, "load" or "unload"; without an argument, that it may try anything. */
+  refuse(action) {
+    if (action) this.#refused.add(action);
+    else this.#refused.clear();
     this.#show();
   }
 
@@ -96,7 +97,7 @@ export class Models {
     const { current } = this;
     if (!current) return;
     this.#select.parentElement.hidden = this.areLoadedOnDemand;
-    if (this.areLoadedOnDemand) this.#switch.show(this.all, current, this.#manages);
+    if (this.areLoadedOnDemand) this.#switch.show(this.all, current, this.#refused);
     else this.#select.value = current.id;
   }
 }

@@ -163,7 +163,7 @@ export class Operator {
     showReplicas(document.getElementById("replicas"), { numReplicas: null, numSilent: null, replicas: [] });
     showStages(document.getElementById("stages"), []);
     this.#wheel.show(0, false);
-    const gap = { at: performance.now(), models: [], memoryBudget: null, ...Object.fromEntries(CHARTED.map((key) => [key, null])) };
+    const gap = { at: performance.now(), models: [], ...Object.fromEntries(CHARTED.map((key) => [key, null])) };
     this.#readings = [...this.#readings.slice(1 - MAX_READINGS), gap];
     this.#showMemory();
     this.#draw(gap.at);

@@ -36,16 +36,12 @@ export class Server {
 
   /** The available models: [{id, max_model_len}, ...], with `status` and `size` if they are loaded on demand. */
   async models() {
-    return (await (await this.#ask("v1/models")).json()).data;
+    return (await (await this.#ask("v1/models", PANEL)).json()).data;
   }
 
-  /** Loads a model, or unloads it. */
-  async loadModel(id) {
-    await this.#post("models/load", { model: id });
-  }
-
-  async unloadModel(id) {
-    await this.#post("models/unload", { model: id });
+  /** Begins to "load" a model, or does "unload" it. */
+  async manageModel(action, id) {
+    await this.#post(`models/${action}`, { model: id }, PANEL);
   }
 
   async version() {
@@ -72,7 +68,7 @@ export class Server {
    * ServerError, or AbortError when `signal` aborts.
    */
   async *chat(body, signal, onComment) {
-    const response = await this.#post("v1/chat/completions", body, signal);
+    const response = await this.#post("v1/chat/completions", body, { signal });
     try {
       for await (const events of eventLists(response.body, onComment)) {
         const done = events.indexOf("[DONE]");
@@ -89,9 +85,9 @@ export class Server {
     throw new ServerError("The connection ended before the answer did.");
   }
 
-  #post(path, body, signal) {
-    const headers = { "content-type": "application/json" };
-    return this.#ask(path, { method: "POST", body: JSON.stringify(body), headers, signal });
+  #post(path, body, options) {
+    const headers = { "content-type": "application/json", ...options.headers };
+    return this.#ask(path, { ...options, method: "POST", body: JSON.stringify(body), headers });
   }
 
   async #ask(path, options = {}) {

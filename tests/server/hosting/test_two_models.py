@@ -24,6 +24,10 @@ def ask(host: HostServer, model: str | None, **fields: Any) -> httpx.Response:
     return host.http.post(CHAT, json=body if model is None else {"model": model, **body})
 
 
+def sizes(host: HostServer) -> dict[str, int]:
+    return {card["id"]: card["size"] for card in host.http.get("/v1/models").json()["data"]}
+
+
 def states(host: HostServer) -> dict[str, str]:
     return {card["id"]: card["status"]["value"] for card in host.http.get("/v1/models").json()["data"]}
 
@@ -93,8 +97,11 @@ def test_what_is_loaded_tells_of_itself_and_the_server_of_all(
     of_all = host.http.get("/server_info", headers=keyed).json()
     assert of_all["models"] == {"one": "loaded", "two": "unloaded"}
     lines = host.http.get("/metrics").text.splitlines()
-    [memory] = [line for line in lines if line.startswith('tidewheel:model_memory_bytes{model_name="one"}')]
-    assert float(memory.split()[-1]) == of_all["memory_used_bytes"] > 0
+    memory = [line for line in lines if line.startswith("tidewheel:model_memory_bytes{")]
+    assert [line.partition("} ")[0].partition("{")[2] for line in memory] == [
+        'kind="weights",model_name="one"', 'kind="kv_cache",model_name="one"',
+    ]  # fmt: skip
+    assert sum(float(line.split()[-1]) for line in memory) == of_all["memory_used_bytes"] > 0
 
 
 def test_the_documents_have_what_models_answer(host: HostServer) -> None:
@@ -114,3 +121,13 @@ def test_every_path_of_a_model_leads_to_it(host: HostServer) -> None:
             assert all(
                 (route.path_format, method.lower()) in served for method in (route.methods or set()) - {"HEAD"}
             ), route
+
+
+def test_the_size_of_a_model_is_that_of_its_files_until_it_is_loaded(
+    start_host: StartHost, dummy_model: Path, other_model: Path
+) -> None:
+    host = start_host("--model", f"one={dummy_model}", "--model", f"two={other_model}", "--load-format", "dummy")
+    files = sum(path.stat().st_size for path in dummy_model.iterdir())
+    assert sizes(host) == {"one": files, "two": files}
+    assert ask(host, "two").status_code == 200
+    assert sizes(host) == {"one": files, "two": host.http.get("/server_info").json()["memory_used_bytes"]}

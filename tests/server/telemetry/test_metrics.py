@@ -16,6 +16,7 @@ from server.raw_http import post_raw
 from server.scripted_engine import ScriptedEngine
 from server.waiting import eventually, is_idle
 
+from server.telemetry import test_host_metrics
 from tidewheel.engine.adapters.options import LoraOptions
 from tidewheel.engine.adapters.registry import LoraRegistry
 from tidewheel.engine.devices.bucket_stats import BucketStats, BucketUse
@@ -240,8 +241,10 @@ def test_the_dashboard_asks_for_metrics_that_there_are(start_server: StartServer
     measured.post(COMPLETIONS, {"prompt": "SAY(hello)YAS"})
     measured.post(COMPLETIONS, FORCED)
     found = samples(measured)
-    exported = {name for name, _ in found}
-    labels = {label for _, pairs in found for label, _ in pairs} | {"instance", "replica"}  # by Prometheus and on Ray
+    hosted = {f"tidewheel:{name}" for name in test_host_metrics.NAMES}
+    exported = {name for name, _ in found} | hosted
+    labels = {label for _, pairs in found for label, _ in pairs}
+    labels |= {"model_name", "instance", "replica"}  # which all have, by Prometheus, and on Ray
     dashboard = json.loads(DASHBOARD.read_text())
     expressions = list(_expressions(dashboard))
     assert len(expressions) > 30
@@ -252,7 +255,7 @@ def test_the_dashboard_asks_for_metrics_that_there_are(start_server: StartServer
         queried.update(names)
         for grouped in re.findall(r"\bby \(([^)]*)\)", expression):
             assert set(grouped.split(", ")) <= labels, expression
-    assert queried <= exported
+    assert hosted <= queried <= exported
     counted = "tidewheel:(bucket|compilations|pipeline|spec)_.*_total"
     assert {name for name in exported if re.match(counted, name)} <= queried
     assert {panel["id"] for panel in dashboard["panels"]} == set(range(1, len(dashboard["panels"]) + 1))
@@ -265,11 +268,17 @@ def test_the_dashboard_puts_the_chosen_instances_together() -> None:
     (instance,) = [one for one in dashboard["templating"]["list"] if one["name"] == "instance"]
     assert instance["multi"]
     assert instance["includeAll"]
+    (model,) = [one for one in dashboard["templating"]["list"] if one["name"] == "model_name"]
+    assert model["multi"]
+    assert model["includeAll"]
     for target in [target for panel in dashboard["panels"] for target in panel["targets"]]:
         for selector, around in _selectors(promql, target["expr"].replace("$__rate_interval", "1m")):
             matchers = {one.name: (one.op, one.value) for one in selector.matchers.matchers}
             assert matchers["instance"] == (promql.MatchOp.Re, "$instance"), target
-            assert ("job" if selector.name.startswith("process_") else "model_name") in matchers, target
+            if selector.name.startswith(("process_", "tidewheel:memory_")):  # of all models together
+                assert "job" in matchers, target
+            else:
+                assert matchers["model_name"] == (promql.MatchOp.Re, "$model_name"), target
             aggregates = [node for node in around if isinstance(node, promql.AggregateExpr)]
             labels = aggregates[-1].modifier.labels if aggregates and aggregates[-1].modifier else []
             assert ("instance" in labels or not aggregates) == ("{{instance}}" in target["legendFormat"]), target

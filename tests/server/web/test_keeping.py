@@ -81,6 +81,7 @@ REFUSED = [
     (exported(version=2), "no conversations of this page"),
     (exported(*[conversation()] * 101), "more than 100"),
     (exported(conversation(leaf=2)), "cannot be read"),
+    (exported(conversation(model=1)), "cannot be read"),
     (exported(conversation(leaf=0.5)), "cannot be read"),
     (exported(conversation(all=[{"role": "system", "content": "x", "parent": -1}], leaf=0)), "cannot be read"),
     (exported(conversation(all=[{"role": "user", "content": {}, "parent": -1}], leaf=0)), "cannot be read"),
