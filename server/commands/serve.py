@@ -60,9 +60,9 @@ def run(arguments: Sequence[str]) -> int:
     share_heaps()
     for note in (*options.notes, *options.app.without_effect()):
         logger.info("%s", note)
-    if options.hosts:
+    if options.hosts and not on_ray:
         return _serve_several(options, shows_banner=shows_banner)
-    if on_ray and pools(options.engine, options.encoders):
+    if on_ray and not options.hosts and pools(options.engine, options.encoders):
         raise ModelError(
             f"{options.engine.model} is an encoder, and replicas and stages on Ray are for models that generate: start "
             "one server for each replica, without --distributed-executor-backend ray"

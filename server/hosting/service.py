@@ -5,6 +5,8 @@ from __future__ import annotations
 import ssl
 from collections.abc import Callable
 
+from starlette.applications import Starlette
+
 from tidewheel.engine.hosting.budget import MemoryBudget
 from tidewheel.engine.machine.memory import read_memory
 
@@ -24,9 +26,15 @@ def build_host_server(
 ) -> Server:
     """The server of the models in a catalog, none of which is loaded yet. Raises TidewheelError."""
     loop = choose_loop()
+    models, app = build_host(options, catalog, resources)
+    return server_of(app, models, loop, options, resources, tls)
+
+
+def build_host(options: ServeOptions, catalog: Catalog, resources: AppResources) -> tuple[HostedModels, Starlette]:
+    """The models in a catalog, none of which is loaded yet, and their application. Raises TidewheelError."""
     # Without a known amount a share is of nothing, and bounds nothing.
     budget = MemoryBudget(options.hosting.memory_bytes(read_memory().available or 0) or None)
     responses = responses_of(options.app, resources)
     models = HostedModels(catalog, resources, responses, budget, options.hosting.max_loaded_models)
     app = build_host_app(models, options.app, resources, responses, options.engine.max_num_seqs, options.shown)
-    return server_of(app, models, loop, options, resources, tls)
+    return models, app

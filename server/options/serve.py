@@ -198,10 +198,6 @@ def _build_several(
     parts = mistakes.attempt(_model_parts, {**shared, "model": ""})
     if parts and parts[0].pipeline.stages > 1:
         mistakes.add("--pipeline-parallel-size is for a server of one model: leave it out, or serve one model")
-    if replicas and replicas.distributed_executor_backend == "ray":
-        mistakes.add(
-            "--distributed-executor-backend ray is for a server of one model: start one for each model, or leave it out"
-        )
     if parts is None or hosting is None or http is None:
         mistakes.raise_any()
     engine, encoders, app = made(parts)

@@ -18,7 +18,18 @@ def _has_ray() -> bool:
 
 
 HAS_RAY = _has_ray()
-_PARTS = ("application", "cluster", "command", "direct", "files", "nodes", "replicas", "ray_pipelines", "router")
+_PARTS = (
+    "application",
+    "cluster",
+    "command",
+    "direct",
+    "files",
+    "hosting_replicas",
+    "nodes",
+    "replicas",
+    "ray_pipelines",
+    "router",
+)
 _NEED_RAY = {f"test_{name}.py" for name in (*_PARTS, "stage_places")}
 LACK = "Skipped: the tests of replicas and stages on Ray need ray, which has no build for this machine"
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidewheel.ray.hash_ring import HashRing, hash_of
-from tidewheel.ray.policy import Keys, PrefixPolicy
+from tidewheel.ray.policy import DEFAULT_MODEL, Keys, PrefixPolicy
 
 
 def policy_of(replicas: int, **kwargs: float) -> PrefixPolicy[int]:
@@ -57,6 +57,57 @@ def test_what_a_replica_publishes_is_found_and_forgotten() -> None:
     assert policy.choose(Keys(prefixes=(99, 100))) == 3
     policy.set_replicas([replica for replica in range(20) if replica != 3])
     assert {policy.choose(Keys(prefixes=(99, 100))) for _ in range(100)} > {1, 5}
+
+
+def test_a_request_goes_where_its_model_is_loaded() -> None:
+    policy = policy_of(8, loads_models=True)
+    for replica in range(8):
+        policy.publish_models(replica, {2: [100], 5: [100, 200]}.get(replica, ()))
+    homes = {policy.choose(Keys(session=hash_of(b"s", i), model=100)) for i in range(50)}
+    assert homes == {2, 5}
+    assert {policy.choose(Keys(prefixes=(i,), model=200, is_chat=True)) for i in range(50)} == {5}
+    policy.publish(1, held=[7])  # a prefix that it computed before its model was unloaded
+    assert policy.choose(Keys(prefixes=(7,), model=200)) == 5
+    policy.publish_models(5, [])
+    policy.publish_models(3, [200])
+    assert {policy.choose(Keys(prefixes=(7,), model=200)) for _ in range(50)} == {3}
+
+
+def test_among_those_that_have_a_model_a_conversation_stays() -> None:
+    policy = policy_of(8, loads_models=True)
+    for replica in range(8):
+        policy.publish_models(replica, [100] if replica in (2, 5) else [])
+    home = send(policy, Keys(prefixes=(1, 2), model=100, is_chat=True))
+    policy.loads.add(home, 3)
+    for _ in range(20):
+        assert policy.choose(Keys(prefixes=(1, 2, 3, 4), model=100, is_chat=True)) == home
+
+
+def test_requests_that_name_no_model_go_where_the_default_one_is_loaded() -> None:
+    policy = policy_of(8, loads_models=True)
+    for replica in range(8):
+        policy.publish_models(replica, [DEFAULT_MODEL] if replica == 6 else [])
+    assert {policy.choose(Keys(prefixes=(i,))) for i in range(8)} == {6}
+
+
+def test_routers_agree_on_where_a_model_is_loaded() -> None:
+    one, other = policy_of(20, loads_models=True), policy_of(20, loads_models=True)
+    places = {}
+    for model in range(100):
+        key = hash_of(b"model", model)
+        places[model] = one.choose(Keys(model=key, prefixes=(1,)))
+        assert other.choose(Keys(model=key, session=hash_of(b"session", model))) == places[model]
+    assert len({*places.values()}) > 10
+
+
+def test_a_model_is_loaded_once_more_when_those_that_have_it_are_full() -> None:
+    policy = policy_of(4, loads_models=True)
+    for replica in range(4):
+        policy.publish_models(replica, [100] if replica == 1 else [])
+    homes = [send(policy, Keys(model=100, prefixes=(i,))) for i in range(12)]
+    assert homes[:8] == [1] * 8
+    (other,) = {*homes[8:]}
+    assert other != 1
 
 
 def test_a_full_replica_is_spared() -> None:

@@ -47,7 +47,7 @@ class Replica:
 class Router:
     """A router of replicas, and where it sends requests."""
 
-    def __init__(self, kind: str, replicas: list[Replica]) -> None:
+    def __init__(self, kind: str, replicas: list[Replica], loads_models: bool) -> None:
         from ray.serve._private.common import DeploymentHandleSource
 
         from tidewheel.ray.direct import DirectRouter
@@ -56,7 +56,7 @@ class Router:
         self.replicas = replicas
         router_of: dict[str, type[PrefixRouter]] = {"prefix": PrefixRouter, "direct": DirectRouter}
         self.router = router_of[kind](deployment(), DeploymentHandleSource.REPLICA, use_replica_queue_len_cache=True)
-        self.router.initialize_state(most_load=1.5, max_own=8)
+        self.router.initialize_state(most_load=1.5, max_own=8, loads_models=loads_models)
         self.router.update_replicas(replicas)  # type: ignore[arg-type]
 
     async def choose(self, keys: Keys | None = None) -> str:
@@ -70,9 +70,9 @@ class Router:
         return str(ranked[0][0].replica_id.unique_id)
 
 
-def run(kind: str, test: Callable[[Router], Coroutine[Any, Any, None]]) -> None:
+def run(kind: str, test: Callable[[Router], Coroutine[Any, Any, None]], loads_models: bool = False) -> None:
     async def begin() -> None:
-        router = Router(kind, [Replica("a"), Replica("b")])
+        router = Router(kind, [Replica("a"), Replica("b")], loads_models)
         await until_idle()  # Serve looks at new ones by itself
         for replica in router.replicas:
             replica.looks = 0
@@ -104,6 +104,22 @@ def test_what_a_replica_said_long_ago_is_not_believed(monkeypatch: pytest.Monkey
         assert {await router.choose() for _ in range(64)} == {"a", "b"}
 
     run("prefix", test)
+
+
+def test_replicas_say_which_models_they_have_loaded() -> None:
+    from tidewheel.ray.prefixes import model_key, packed_numbers
+    from tidewheel.ray.router import MODELS
+
+    async def test(router: Router) -> None:
+        for has_it in router.replicas:
+            for replica in router.replicas:
+                names = ["coder"] if replica is has_it else []
+                replica.routing_stats = {MODELS: packed_numbers([*map(model_key, names)])}
+            router.router.update_replicas(router.replicas)  # type: ignore[arg-type]
+            chosen = {await router.choose(Keys(session=i, model=model_key("coder"))) for i in range(6)}
+            assert chosen == {has_it.replica_id.unique_id}
+
+    run("direct", test, loads_models=True)
 
 
 SESSION = Keys(session=5)

@@ -68,7 +68,7 @@ def make_application(
         graceful_shutdown_timeout_s=options.http.shutdown_timeout + _AFTER_DRAIN_S,
         graceful_shutdown_wait_loop_s=min(2.0, options.http.shutdown_timeout or 0.1),
         health_check_period_s=settings.health_check_period_s,
-        request_router_config=_router(settings, options.engine.max_num_seqs),
+        request_router_config=_router(settings, options),
         **_number(settings),
     )
     bound = settings.num_cpus if settings.bind_cores else None
@@ -98,8 +98,12 @@ def _wait_policy(settings: ReplicaSettings) -> AutoscalingPolicy:
     )
 
 
-def _router(settings: ReplicaSettings, max_num_seqs: int) -> RequestRouterConfig:
-    of_prefix = {"most_load": settings.most_load, "max_own": min(MAX_OWN, max_num_seqs)}
+def _router(settings: ReplicaSettings, options: ServeOptions) -> RequestRouterConfig:
+    of_prefix = {
+        "most_load": settings.most_load,
+        "max_own": min(MAX_OWN, options.engine.max_num_seqs),
+        "loads_models": options.hosts,
+    }
     return RequestRouterConfig(
         request_router_class=_ROUTERS[settings.router],
         request_router_kwargs=of_prefix if settings.router == "prefix" else {},

@@ -10,21 +10,17 @@ from typing import Any
 from ray import serve
 from starlette.types import ASGIApp
 
-from tidewheel.engine.encoders.engine import EncoderEngine
-from tidewheel.engine.loading.load import EngineLoad
-from tidewheel.server.app_resources import find_resources
 from tidewheel.server.batches.app_client import AppClient
-from tidewheel.server.commands.serve import load_encoders_of
-from tidewheel.server.service import build_engine_and_app
 from tidewheel.server.telemetry.logs import configure_logging
 
 from .autoscaling import PREFILL_S, WAITING
 from .cores import claim_cores
 from .options import parse_arguments
-from .prefixes import HeldPrefixes, model_key
+from .prefixes import HeldPrefixes, model_key, packed_numbers
 from .replica_app import ReplicaApp
 from .replica_metrics import PATH, ReplicaMetrics, ReplicaText
-from .router import HELD
+from .replica_models import models_of
+from .router import HELD, MODELS
 from .shared_state import without_own_state
 
 
@@ -55,13 +51,11 @@ class TidewheelServer:
         self._held = HeldPrefixes()
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        """The application, with its model loaded."""
+        """The application, with its model loaded, unless it has several."""
         options = self._options
         configure_logging(options.log.log_level, options.log.log_format)
-        resources = find_resources(options.app)
-        self._encoders = load_encoders_of(options) or EncoderEngine()
-        with EngineLoad(options.engine) as load:
-            self._engine, app = build_engine_and_app(load, self._encoders, options, resources)
+        self._models = models_of(options)
+        app = self._models.app
         context = serve.get_replica_context()
         self._name = context.replica_id.unique_id
         self._client = AppClient(app.router)  # without the check of API keys
@@ -81,18 +75,18 @@ class TidewheelServer:
 
     def check_health(self) -> None:
         """Raises RuntimeError if an engine has failed. Serve then starts another replica instead of this one."""
-        for engine in (self._engine, self._encoders):
-            if engine.failure is not None:
-                raise RuntimeError(f"the engine has failed: {engine.failure}")
-        self._engine.warm_up()
+        if (failure := self._models.failure) is not None:
+            raise RuntimeError(f"the engine has failed: {failure}")
+        self._models.warm_up()
 
     def record_routing_stats(self) -> dict[str, Any]:
-        """The prefixes that this replica computed last, and the adapters in its memory."""
-        loras = self._engine.loras
-        return {HELD: self._held.packed(model_key(name) for name in ([] if loras is None else loras.in_memory))}
+        """The prefixes that this replica computed last, and the adapters and models in its memory."""
+        registries = [engine.loras for engine in self._models.engines if engine.loras is not None]
+        held = {HELD: self._held.packed(model_key(name) for loras in registries for name in loras.in_memory)}
+        loaded = self._models.loaded
+        return held if loaded is None else {**held, MODELS: packed_numbers({*loaded})}
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """What autoscaling.WaitPolicy asks for; no seconds as long as the engine knows little of its device."""
-        left_s = self._engine.prompts_left_s()
-        known = {} if left_s is None else {PREFILL_S: left_s}
-        return {WAITING: float(self._engine.stats().num_waiting), **known}
+        """What autoscaling.WaitPolicy asks for; no seconds as long as no engine knows more of its device."""
+        left_s = [left_s for engine in self._models.engines if (left_s := engine.prompts_left_s()) is not None]
+        return {WAITING: float(self._models.num_waiting), **({PREFILL_S: sum(left_s)} if left_s else {})}

@@ -56,9 +56,10 @@ class DirectRouter(PrefixRouter):
     after twice the time as long as there are any.
     """
 
-    def initialize_state(self, most_load: float, max_own: int) -> None:
-        super().initialize_state(most_load, max_own)
-        self._policy = PrefixPolicy(most_load, max_own, min_limit=max_own)  # some of them may have ended
+    def initialize_state(self, most_load: float, max_own: int, loads_models: bool) -> None:
+        super().initialize_state(most_load, max_own, loads_models)
+        # Some of them may have ended.
+        self._policy = PrefixPolicy(most_load, max_own, min_limit=max_own, loads_models=loads_models)
         self._looks: dict[ReplicaID, tuple[float, asyncio.Task[None]]] = {}  # that wait, and how long each does
 
     async def choose_replicas(

@@ -153,20 +153,24 @@ class HeldPrefixes:
     def packed(self, others: Iterable[int] = ()) -> str:
         """These numbers and `others` as a text of 11 characters each: those that were all of a chat behind a dot."""
         whole = {number for number, is_whole in self._numbers.items() if is_whole}
-        return ".".join(map(_packed, ({*self._numbers, *others} - whole, whole)))
+        return ".".join(map(packed_numbers, ({*self._numbers, *others} - whole, whole)))
 
 
-def _packed(numbers: Collection[int]) -> str:
+def packed_numbers(numbers: Collection[int]) -> str:
+    """64-bit numbers as a text of 11 characters each."""
     return base64.b64encode(struct.pack(f"<{len(numbers)}Q", *sorted(numbers))).decode("ascii")
 
 
-def unpacked(text: str) -> tuple[Sequence[int], Sequence[int]]:
-    """The numbers of `packed`, and which of them were all of a chat; none if it is not such a text."""
+def unpacked_numbers(text: str) -> Sequence[int]:
+    """The numbers of `packed_numbers`; none if it is not such a text."""
     try:
-        others, whole = (
-            struct.unpack(f"<{len(data) // 8}Q", data)
-            for data in (base64.b64decode(part, validate=True) for part in text.split("."))
-        )
+        data = base64.b64decode(text, validate=True)
+        return struct.unpack(f"<{len(data) // 8}Q", data)
     except (binascii.Error, ValueError, struct.error):
-        return (), ()
+        return ()
+
+
+def unpacked(text: str) -> tuple[Sequence[int], Sequence[int]]:
+    """The numbers of `packed`, and which of them were all of a chat; none of what is not such a text."""
+    others, whole = map(unpacked_numbers, text.partition(".")[::2])
     return (*others, *whole), whole

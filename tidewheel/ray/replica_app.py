@@ -19,8 +19,8 @@ logger = logging.getLogger(__name__)
 REPLICA = b"x-tidewheel-replica"
 """A response's header: which replica it is from. Serve's own errors do not have it."""
 
-
-_RESET = "/reset_prefix_cache"
+_OF_ONE = frozenset({"/reset_prefix_cache", "/models/load", "/models/unload"})
+"""What would change only the replica that answers."""
 
 
 class ReplicaApp:
@@ -54,10 +54,8 @@ class ReplicaApp:
             )
         scope["headers"] = [(name, value) for name, value in scope["headers"] if name != HEADER]
 
-        if self._is_several and local_path(scope) == _RESET:
-            error = ApiError(
-                HTTPStatus.FORBIDDEN, f"{_RESET} would reach one of several replicas: it needs a single one"
-            )
+        if self._is_several and (path := local_path(scope)) in _OF_ONE:
+            error = ApiError(HTTPStatus.FORBIDDEN, f"{path} would reach one of several replicas: it needs a single one")
             await error_response(error)(scope, receive, send)
             return
 

@@ -15,12 +15,15 @@ from ray.serve.request_router import PendingRequest, RequestRouter, RunningRepli
 
 from .hash_ring import hash_of
 from .policy import Keys, PrefixPolicy
-from .prefixes import HEADER, read_keys, session_key, unpacked
+from .prefixes import HEADER, read_keys, session_key, unpacked, unpacked_numbers
 
 _BELIEVED_S = 10.0  # as long as Serve's own cache of loads
 
 HELD = "held"
 """The key of the prefixes that a replica holds in its routing statistics."""
+
+MODELS = "models"
+"""The key of the models that a replica has loaded, or loads now, if it has several."""
 
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc]  # ray's types are not read
@@ -30,10 +33,10 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # ray's types are not 
     where that is not installed, X-Session-Id alone is known.
     """
 
-    def initialize_state(self, most_load: float, max_own: int) -> None:
+    def initialize_state(self, most_load: float, max_own: int, loads_models: bool) -> None:
         """What `request_router_kwargs` has."""
-        self._policy: PrefixPolicy[ReplicaID] = PrefixPolicy(most_load, max_own)
-        self._stats: dict[ReplicaID, str] = {}
+        self._policy: PrefixPolicy[ReplicaID] = PrefixPolicy(most_load, max_own, loads_models=loads_models)
+        self._stats: dict[ReplicaID, tuple[str, str]] = {}
         self._sent: Counter[ReplicaID] = Counter()  # requests of this proxy that run
         self._heard: OrderedDict[ReplicaID, float] = OrderedDict()  # when, oldest first
 
@@ -54,10 +57,12 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # ray's types are not 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         self._policy.set_replicas([replica.replica_id for replica in replicas])
         for replica in replicas:
-            held = (replica.routing_stats or {}).get(HELD, "")
-            if self._stats.get(replica.replica_id) != held:
-                self._stats[replica.replica_id] = held
+            stats = replica.routing_stats or {}
+            held, models = stats.get(HELD, ""), stats.get(MODELS, "")
+            if self._stats.get(replica.replica_id) != (held, models):
+                self._stats[replica.replica_id] = (held, models)
                 self._policy.publish(replica.replica_id, *unpacked(held))
+                self._policy.publish_models(replica.replica_id, unpacked_numbers(models))
         for gone in self._stats.keys() - {replica.replica_id for replica in replicas}:
             del self._stats[gone]
         super().update_replicas(replicas)

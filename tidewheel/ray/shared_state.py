@@ -33,6 +33,11 @@ def without_own_state(options: ServeOptions) -> ServeOptions:
             "one of them. Name adapters with --lora-modules, or put them into the folder of "
             "--lora-resolver-cache-dir, which all read"
         )
-    if options.engine.kv_offload is not None:
+    if options.engine.kv_offload is not None or any("kv_offload" in model.given for model in options.models):
         raise TidewheelError("--kv-offload needs a single replica: its folder belongs to one process")
+    if options.hosting.allow_model_management:
+        raise TidewheelError(
+            "--allow-model-management needs a single replica: the others would not notice a model that one of them "
+            "downloads or deletes. Use `tidewheel pull`, and update the application"
+        )
     return options if app.shared_store else replace(options, app=replace(app, max_stored_responses=0))

@@ -194,7 +194,6 @@ def test_sections_that_are_none(
         ("--model ./x/m --model ./y/m", "two models are named m: give each its own name, as in --model NAME=./y/m"),
         ("a=b --model c=d --served-model-name x", "--served-model-name is for one model"),
         ("a=b --model c=d --pipeline-parallel-size 2", "--pipeline-parallel-size is for a server of one model"),
-        ("a=b --model c=d --distributed-executor-backend ray", "ray is for a server of one model"),
         ("--allow-model-management", "--allow-model-management needs --models-dir"),
         ("--memory 0", "must be GiB such as 48, or a share of the memory such as 80%"),
         ("--memory 101%", "must be GiB such as 48"),
