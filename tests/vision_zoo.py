@@ -861,6 +861,33 @@ CASES: dict[str, VisionCase] = {
         ),
         "here: <|image|>",
     ),
+    "aya-vision": VisionCase(
+        "AyaVisionForConditionalGeneration",
+        "AyaVisionConfig",
+        {**_SIGLIP, "model_type": "siglip_vision_model", "vision_use_head": False},
+        {
+            **_TEXT,
+            "model_type": "cohere2",
+            "layer_types": ["sliding_attention", "full_attention"],
+            "logit_scale": 1.0,  # which transformers forgets here
+        },
+        "GotOcr2ImageProcessorPil",
+        {"size": {"height": 32, "width": 32}, "max_patches": 6},
+        "AyaVisionProcessor",
+        {
+            "image_token": "<image>",
+            "patch_size": 8,
+            "img_size": 32,
+            "start_of_img_token": "<|START_OF_IMG|>",
+            "end_of_img_token": "<|END_OF_IMG|>",
+            "img_patch_token": "<|IMG_PATCH|>",
+            "tile_token": "TILE",
+            "tile_global_token": "TILE_GLOBAL",
+        },
+        ("<|START_OF_IMG|>", "<|IMG_PATCH|>", "<|END_OF_IMG|>"),
+        "see <image>what",
+        {"alignment_intermediate_size": 40},
+    ),
     "minicpm-v2.6": _RESAMPLED,
     "minicpm-v2.5": _RESAMPLED._replace(
         text={**_RESAMPLED.text, "model_type": "llama"},
@@ -1150,6 +1177,7 @@ def _resized(processor: Any, images: torch.Tensor, size: Any, **options: Any) ->
 def processed(case: VisionCase, made: VisionModel, image: Image) -> dict[str, Any]:
     """What the image processor gives for one image."""
     options = {
+        "AyaVisionProcessor": {"crop_to_patches": True},
         "InternVLProcessor": {"crop_to_patches": True},
         "SmolVLMProcessor": {"return_row_col_info": True},
         "Idefics3Processor": {"return_row_col_info": True},

@@ -35,25 +35,18 @@ def vision(architecture: str, config: Mapping[str, Any], processor: Mapping[str,
     return InternVision(architecture, config, processor)
 
 
-class InternVision(Vision):
+class TiledVision(Vision):
     """An image is stretched to tiles, row by row, whose arrangement is nearest to its aspect ratio.
 
-    If they are several, the whole image follows as one more. The layout is the number of tiles.
+    If they are several, the whole image follows as one more. The layout is the number of tiles. Blocks of `merge` x
+    `merge` patches of a tile become one embedding.
     """
 
-    placeholder = "<IMG_CONTEXT>"
-    slot = "<IMG_CONTEXT>"
     request_fields = frozenset({"min_patches", "max_patches"})
 
-    def __init__(self, architecture: str, config: Mapping[str, Any], processor: Mapping[str, Any]) -> None:
-        tower, settings, whole = part_of(config, "vision_config"), ProcessorSettings(processor), ConfigReader(config)
-        hidden, heads = tower.integer("hidden_size", 1024), tower.integer("num_attention_heads", 16)
-        patch, self._side = square(tower, "patch_size", 14), square(tower, "image_size", 448)
-        require_size(settings, self._side, 384)
-        self._grid = self._side // patch
-        self._merge = int(1 / whole.number("downsample_ratio", 0.5))
-        if not self._merge or not self._grid or self._grid % self._merge:
-            raise whole.error("downsample_ratio", f"1 / n, with a number n that divides {self._grid} patches")
+    def __init__(self, settings: ProcessorSettings, side: int, patch: int, merge: int) -> None:
+        require_size(settings, side, 384)
+        self._side, self._grid, self._merge = side, side // patch, merge
         self._least, self._most = settings.integer("min_patches", 1), settings.integer("max_patches", 12)
         if not self._least <= self._most <= MAX_TILES:
             raise settings.error("max_patches", f"from min_patches to {MAX_TILES}")
@@ -62,6 +55,42 @@ class InternVision(Vision):
         self._arrangements = arrangements(self._least, self._most)
         self._resample = settings.resample(BICUBIC)
         self._patches = Patches(settings.pixels(CLIP_MEAN, CLIP_STD), patch)
+        self.settings = ("internvl", side, self._least, self._most, self._resample, self._patches.pixels)
+
+    def process(self, image: Image) -> tuple[tuple[Image, ...], Hashable]:
+        whole = (resize(image, self._side, self._side, self._resample),)
+        if self._most == 1:
+            return whole, 1
+        height, width = image.shape[:2]
+        columns, rows = nearest_arrangement(self._arrangements, height, width, self._side)
+        if rows == columns == 1:
+            return whole, 1
+        tiles = cut(resize(image, rows * self._side, columns * self._side, self._resample), rows, columns)
+        return tiles + whole, len(tiles) + 1
+
+    def num_tokens(self, layout: Hashable) -> int:
+        assert isinstance(layout, int)
+        return layout * (self._grid // self._merge) ** 2
+
+    def _joined(self, rows: Rows, tiles: int) -> Rows:
+        # Tiles lie below each other, so their blocks are those of one tall image.
+        return joined_blocks(rows, (tiles * self._grid, self._grid), self._merge)
+
+
+class InternVision(TiledVision):
+    """Vision of InternVL's own, with a class embedding that is left out."""
+
+    placeholder = "<IMG_CONTEXT>"
+    slot = "<IMG_CONTEXT>"
+
+    def __init__(self, architecture: str, config: Mapping[str, Any], processor: Mapping[str, Any]) -> None:
+        tower, settings, whole = part_of(config, "vision_config"), ProcessorSettings(processor), ConfigReader(config)
+        hidden, heads = tower.integer("hidden_size", 1024), tower.integer("num_attention_heads", 16)
+        patch, side = square(tower, "patch_size", 14), square(tower, "image_size", 448)
+        grid, merge = side // patch, int(1 / whole.number("downsample_ratio", 0.5))
+        if not merge or not grid or grid % merge:
+            raise whole.error("downsample_ratio", f"1 / n, with a number n that divides {grid} patches")
+        super().__init__(settings, side, patch, merge)
         for name, only in (("vision_feature_layer", -1), ("vision_feature_select_strategy", "default")):
             whole.refuse(name, only)
         tower.refuse("use_mean_pooling", True)
@@ -97,7 +126,6 @@ class InternVision(Vision):
             names[f"down.{kind}"] = TensorRef(f"mlp.fc2.{kind}", scaled_by="lambda_2")
         of_projector = {**PROJECTOR, "merge.norm": "layer_norm"}
         self.tensors = tensors_of(self.spec, names, "encoder.layer.", ("",), of_projector)
-        self.settings = ("internvl", self._side, self._least, self._most, self._resample, self._patches.pixels)
 
     def _layer(self, tower: ConfigReader, head_dim: int, heads: int) -> tuple[ResidualBlockSpec, ResidualBlockSpec]:
         kind = tower.raw("norm_type") or "layer_norm"
@@ -121,21 +149,6 @@ class InternVision(Vision):
         )
         return ResidualBlockSpec(attention, norm), ResidualBlockSpec(mlp, norm)
 
-    def process(self, image: Image) -> tuple[tuple[Image, ...], Hashable]:
-        whole = (resize(image, self._side, self._side, self._resample),)
-        if self._most == 1:
-            return whole, 1
-        height, width = image.shape[:2]
-        columns, rows = nearest_arrangement(self._arrangements, height, width, self._side)
-        if rows == columns == 1:
-            return whole, 1
-        tiles = cut(resize(image, rows * self._side, columns * self._side, self._resample), rows, columns)
-        return tiles + whole, len(tiles) + 1
-
-    def num_tokens(self, layout: Hashable) -> int:
-        assert isinstance(layout, int)
-        return layout * (self._grid // self._merge) ** 2
-
     def expansion(self, layout: Hashable) -> Expansion:
         return Expansion(f"<img>{self.slot}</img>", (self.num_tokens(layout),))
 
@@ -143,7 +156,5 @@ class InternVision(Vision):
         tiles = len(media.tiles)
         rows = yield from embedded_behind_class(tower, self._patches, media.tiles)
         rows = yield from tower.layers(rows, even_segments(tiles, self._grid**2 + 1))
-        # Tiles lie below each other, so their blocks are those of one tall image.
-        joined = joined_blocks(without_class(rows, tiles), (tiles * self._grid, self._grid), self._merge)
-        rows = yield from tower.project("merge", joined)
+        rows = yield from tower.project("merge", self._joined(without_class(rows, tiles), tiles))
         return (yield from tower.project("connector", rows))

@@ -403,6 +403,8 @@ def test_weights_are_found_by_other_names(name: str) -> None:
         ("granite4-vision", {"deepstack_layer_map": [[1, 4]]}, {}, "different layers"),
         ("granite4-vision", {"spatial_target_layers": [1, 2, 3]}, {}, "spatial_target_layers"),
         ("granite4-vision", {"qformer_config": {"num_hidden_layers": 17}}, {}, "num_hidden_layers"),
+        ("aya-vision", {"downsample_factor": 3}, {}, "downsample_factor"),
+        ("aya-vision", {"alignment_intermediate_size": 41}, {}, "alignment_intermediate_size"),
         ("gemma3", {}, {"do_pan_and_scan": True}, "do_pan_and_scan"),
         ("gemma3", {"mm_tokens_per_image": 9}, {}, "mm_tokens_per_image"),
         ("gemma3", {}, {"size": {"height": 99, "width": 32}}, "height"),

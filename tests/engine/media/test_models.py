@@ -87,7 +87,7 @@ _PADDED = (
 )
 _PADDED += ("minicpm-v2.5", "minicpm-v2.6", "minicpm-v4.6", "minicpm-v4.7")
 _SLOTS = {"<|image|>", "<image>", "[IMG]", "<|image_pad|>", "<image_soft_token>", "<IMG_CONTEXT>", "<|media_pad|>"}
-_SLOTS |= {"<|patch|>", "<|IMAGE_PLACEHOLDER|>", "<unk>"}
+_SLOTS |= {"<|IMG_PATCH|>", "<|patch|>", "<|IMAGE_PLACEHOLDER|>", "<unk>"}
 
 
 @pytest.fixture(autouse=True)
