@@ -272,7 +272,7 @@ NEAR_A_CUT = st.text(st.sampled_from("aB \n\r\t.:<>'7\u4e16\u0301\U0001f30a"), m
 @given(NEAR_A_CUT, st.lists(NEAR_A_CUT, min_size=1, max_size=3))
 def test_a_query_that_is_read_once_has_the_tokens_of_the_whole_text(query: str, documents: list[str]) -> None:
     tokenizer = demo_tokenizer()
-    inputs = PairReader(qwen3_template("I"), tokenizer).encode([query], documents)
+    inputs = demo_reader().encode([query], documents)
     assert [item.token_ids for item in inputs] == [whole(tokenizer, query, document) for document in documents]
 
 
@@ -296,6 +296,11 @@ def test_a_query_is_read_once_where_no_token_reaches_over(is_cut: bool, monkeypa
 @cache
 def demo_tokenizer() -> EncoderTokenizer:
     return EncoderTokenizer.load(DEMO_MODEL)
+
+
+@cache
+def demo_reader() -> PairReader:
+    return PairReader(qwen3_template("I"), demo_tokenizer())
 
 
 def test_texts_end_in_eos_where_the_tokenizer_is_told_so(tmp_path: Path) -> None:
