@@ -48,6 +48,7 @@ _SEED = 5
 _PADDED_TEXTS = 32  # in a batch of ONNX Runtime; as sentence-transformers has it
 _CLIENTS = 64
 _START_S = 120
+_REST_S = 2  # until a server without requests has given memory back
 _REQUEST_S = 120
 _GGUF_TYPES: dict[str, str] = {"float32": "F32", "bfloat16": "BF16", "int8": "Q8_0"}
 
@@ -294,11 +295,14 @@ def over_http(folder: Path, dtype: str, threads: int) -> None:
         most = min(_MAX_TOKENS, describe_encoder(folder).max_length)
         lengths = np.random.default_rng(_SEED).integers(32, most + 1, 1024).tolist()
         taken, seconds = asyncio.run(closed_loop(address, _CLIENTS, _texts(lengths)))
-        memory = memory_mib(process)
+        at_work = memory_mib(process)
+        sleep(_REST_S)
+        at_rest = memory_mib(process)
     print(
         f"HTTP, {dtype}: a text of 12 tokens in {1000 * median(alone):.2f} ms; {_CLIENTS} clients: "
         f"{sum(lengths) / seconds:.0f} tokens/s, p50 {1000 * median(taken):.0f} ms, "
-        f"p99 {1000 * quantiles(taken, n=100)[-1]:.0f} ms; {memory:.0f} MiB, the file has {weights:.0f}"
+        f"p99 {1000 * quantiles(taken, n=100)[-1]:.0f} ms; {at_work:.0f} MiB, at rest {at_rest:.0f}, the file has "
+        f"{weights:.0f}"
     )
 
 
