@@ -51,9 +51,7 @@ class StatusEndpoints:
             *(route for route in health_routes() if route.path == "/version"),
             Route("/load", self._load),
             Route("/server_info", self._server_info),
-            *metrics_routes(
-                of_all, HostMetrics(self._models.host, self._models.budget, self._prefix), named=[of_keys]
-            ),
+            *metrics_routes(of_all, HostMetrics(self._models.host, self._models.budget, self._prefix), named=[of_keys]),
         ]
 
     @operation("List the served models and their state", response=HostedModelList)
