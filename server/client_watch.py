@@ -10,7 +10,7 @@ from starlette.types import Receive
 
 
 @contextmanager
-def client_watch(receive: Receive, on_gone: Callable[[], None]) -> Iterator[None]:
+def client_watch(receive: Receive, on_gone: Callable[[], object]) -> Iterator[None]:
     """Calls `on_gone` if the client hangs up within the block. The body must have been read before."""
 
     async def watch() -> None:

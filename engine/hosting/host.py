@@ -11,7 +11,7 @@ import asyncio
 import logging
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, TypeVar
@@ -87,15 +87,18 @@ class ModelHost:
             raise ModelError(f"two models are named {quoted(unit.name)}: give one of them another name")
         self._units[unit.name] = Hosted(unit)
 
-    async def remove(self, name: str) -> None:
-        """Serve it no more, and wait until those who use it are done and it is unloaded. Raises NotHostedError."""
+    def remove(self, name: str) -> Awaitable[object]:
+        """Serve it no more. What is returned waits until those who use it are done and it is unloaded.
+
+        Raises NotHostedError.
+        """
         unit = self._find(name)
         del self._units[name]
         self._removed.add(unit)
         unit.closing += 1
         unit.fail_waiters(partial(_not_hosted, name))
         self._end(unit)
-        await unit.gone.wait()
+        return unit.gone.wait()
 
     @asynccontextmanager
     async def lease(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Container, Mapping
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Literal
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 API_VERSION = "0.13.0"
 """The version of Ollama's API that is spoken. Clients refuse servers that are too old for them."""
 
-_NEVER = "9999-12-31T23:59:59Z"
+NEVER = "9999-12-31T23:59:59Z"
 _REFUSED = {
     "/api/pull": ("POST", "the server serves the model that it was started with: start it with another one"),
     "/api/push": ("POST", "models are not published by this server: use the tools of the hub"),
@@ -67,8 +67,7 @@ class OllamaModelEndpoints:
             Route("/api/tags", self._tags),
             Route("/api/ps", self._running),
             Route("/api/show", self._show, methods=["POST"]),
-            Route("/api/version", _version),
-            *(Route(path, _refusal(path, reason), methods=[method]) for path, (method, reason) in _REFUSED.items()),
+            *version_and_refused(),
         ]
 
     @operation("List the served models in Ollama's shapes", response=OllamaModels, error=OllamaError)
@@ -78,9 +77,9 @@ class OllamaModelEndpoints:
             OllamaModel(
                 name=tagged(card.id),
                 model=tagged(card.id),
-                modified_at=_created(card),
+                modified_at=created_at(card),
                 size=self._size(card),
-                digest=_digest(card),
+                digest=digest_of(card),
                 details=self._details(card),
             )
             for card in self._models.cards
@@ -95,9 +94,9 @@ class OllamaModelEndpoints:
                 name=tagged(card.id),
                 model=tagged(card.id),
                 size=self._size(card),
-                digest=_digest(card),
+                digest=digest_of(card),
                 details=self._details(card),
-                expires_at=_NEVER,
+                expires_at=NEVER,
                 size_vram=0 if self._info(card).get("device") == "cpu" else self._size(card),
                 context_length=card.max_model_len,
             )
@@ -128,7 +127,7 @@ class OllamaModelEndpoints:
                 details=self._details(card),
                 model_info=self._model_info(card),
                 capabilities=["embedding"] if chat is None else chat.capabilities,
-                modified_at=_created(card),
+                modified_at=created_at(card),
             )
         )
 
@@ -142,10 +141,7 @@ class OllamaModelEndpoints:
         return int(self._info(card).get("weight_bytes", 0))
 
     def _details(self, card: ModelCard) -> OllamaDetails:
-        info = self._info(card)
-        family, level = info.get("architecture", ""), info.get("quantization") or info.get("dtype", "")
-        parameters = _in_short(int(info.get("parameters", 0)))
-        return OllamaDetails("", info.get("format", "").lower(), family, [family] if family else [], parameters, level)
+        return details_of(self._info(card))
 
     def _model_info(self, card: ModelCard) -> dict[str, str | int]:
         """Under the names that GGUF files have them."""
@@ -188,6 +184,16 @@ class OllamaChatModel:
 _OPTIONS = {"repetition_penalty": "repeat_penalty", "max_tokens": "num_predict"}
 
 
+def version_and_refused(served: Container[str] = ()) -> list[Route]:
+    """`/api/version`, and Ollama's endpoints that change models, which are refused but for those `served`."""
+    refused = [
+        Route(path, _refusal(path, reason), methods=[method])
+        for path, (method, reason) in _REFUSED.items()
+        if path not in served
+    ]
+    return [Route("/api/version", _version), *refused]
+
+
 @operation("The version of Ollama whose API this is", response=OllamaVersion, error=OllamaError)
 async def _version(request: Request) -> Response:
     return json_response(OllamaVersion(API_VERSION))
@@ -203,11 +209,20 @@ def _refusal(path: str, reason: str) -> Callable[[Request], Awaitable[Response]]
     return refuse
 
 
-def _created(card: ModelCard) -> str:
+def details_of(info: Mapping[str, str]) -> OllamaDetails:
+    """What an engine says of its model."""
+    family, level = info.get("architecture", ""), info.get("quantization") or info.get("dtype", "")
+    parameters = _in_short(int(info.get("parameters", 0)))
+    return OllamaDetails("", info.get("format", "").lower(), family, [family] if family else [], parameters, level)
+
+
+def created_at(card: ModelCard) -> str:
+    """When a model began to be served."""
     return rfc3339(datetime.fromtimestamp(card.created, timezone.utc))
 
 
-def _digest(card: ModelCard) -> str:
+def digest_of(card: ModelCard) -> str:
+    """Stands for a digest of the model: the same for the same name, and another for another."""
     return hashlib.sha256(f"{card.root} {card.id}".encode()).hexdigest()
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Literal
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -13,16 +14,21 @@ from starlette.types import Message, Receive, Scope, Send
 from tidewheel.engine.hosting.units import Progress
 
 from ..api.body import whole_body
+from ..api.json_response import json_response
 from ..api.responses import NEEDS_MODEL
 from ..client_watch import client_watch
 from ..errors import ClientGone
+from ..http.api_keys import current_tenant
+from ..local_path import local_path
+from ..ollama.answers import loaded as loaded_answer
 from .adapter_names import adapter_of, noted
-from .asked_model import asked_model
+from .asked_model import asked_model, has_no_prompt, without_keep_alive
 from .catalog import ModelEntry
 from .hosted_models import HostedModels, shutting_down
 from .unit import LoadedModel
 from .waiting_stream import WaitingStream, waits_in_words
 
+_OF_OLLAMA: Mapping[str, Literal["chat", "generate"]] = {"/api/chat": "chat", "/api/generate": "generate"}
 TICK_S = 1.0
 """Between two comments to a client that waits."""
 
@@ -47,7 +53,18 @@ class Dispatcher:
             name = adapter
         entry = await self._models.default_encoder() if name is None and by_encoder else self._models.find(name)
         on_status = None if adapter is None else noted(request, catalog, adapter, entry)
-        return _Answer(self._models, entry, body, streams=asked.streams, on_status=on_status)
+        if asked.keep_alive_s is None:
+            return _Answer(self._models, entry, body, streams=asked.streams, on_status=on_status)
+        # Who else may use the server may not say what stays loaded for all.
+        keep_alive_s = asked.keep_alive_s if current_tenant().administers else None
+        kind = _OF_OLLAMA.get(local_path(request.scope))
+        if keep_alive_s == 0 and kind is not None and has_no_prompt(body):
+            if self._models.is_ready(entry):
+                async with self._models.lease(entry, keep_alive_s=0):
+                    pass
+            return json_response(loaded_answer(asked.name or entry.name, kind, reason="unload"))
+        body = without_keep_alive(body)
+        return _Answer(self._models, entry, body, streams=asked.streams, on_status=on_status, keep_alive_s=keep_alive_s)
 
 
 class _Answer(Response):
@@ -61,17 +78,19 @@ class _Answer(Response):
         *,
         streams: bool,
         on_status: Callable[[int], None] | None = None,
+        keep_alive_s: float | None = None,
     ) -> None:
         super().__init__()
         self._on_status = on_status
         self._models = models
         self._entry = entry
+        self._keep_alive_s = keep_alive_s
         self._read = _Read(body)
         self._streams = streams
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._models.is_ready(self._entry):
-            async with self._models.lease(self._entry) as loaded:
+            async with self._models.lease(self._entry, keep_alive_s=self._keep_alive_s) as loaded:
                 await self._pass_on(loaded, scope, receive, send)
             return
         stream = WaitingStream(scope, send) if self._streams and waits_in_words(scope) else None
@@ -104,7 +123,8 @@ class _Answer(Response):
             progress = now
 
         async with AsyncExitStack() as stack:
-            entering = asyncio.ensure_future(stack.enter_async_context(self._models.lease(self._entry, report=report)))
+            lease = self._models.lease(self._entry, keep_alive_s=self._keep_alive_s, report=report)
+            entering = asyncio.ensure_future(stack.enter_async_context(lease))
             has_left = False
 
             def leave() -> None:
@@ -142,7 +162,7 @@ def _telling(on_status: Callable[[int], None], send: Send) -> Send:
 class _Read:
     """A body that was read already, and is given to the model once."""
 
-    def __init__(self, body: bytearray) -> None:
+    def __init__(self, body: bytes | bytearray) -> None:
         self._message: Message | None = {"type": "http.request", "body": body, "more_body": False}
 
     def then(self, receive: Receive) -> Receive:

@@ -17,6 +17,7 @@ from ..garbage import collect_seldom
 from ..protocol.decode import ParameterNotes
 from ..responses.store import Responses
 from .dispatch import Dispatcher
+from .doors import Doors
 from .hosted_models import HostedModels
 from .model_routes import model_routes
 from .status_routes import StatusEndpoints
@@ -32,12 +33,16 @@ def build_host_app(
     responses: Responses,
     batch_rows: int,
     shown_options: Mapping[str, Any],
+    managed_folder: str | None = None,
 ) -> Starlette:
     """The application. Its lifespan loads what is to be loaded at the start, and unloads everything at the end.
 
     `options` are the server's own: who may use it, and what of it is served. `batch_rows` requests of a
-    batch run at a time. `shown_options` are for `/server_info`.
+    batch run at a time. `shown_options` are for `/server_info`. Clients may change which models there are in
+    `managed_folder`.
     """
+    doors = Doors(models, ParameterNotes(options.unknown_parameters), managed_folder)
+    models.on_drain = doors.drain
 
     batches: Batches | None = None
     if options.batch_dir is not None:
@@ -67,6 +72,7 @@ def build_host_app(
         *StoredResponsesEndpoints(responses).routes(),
         *(() if batches is None else batches.routes),
         *StatusEndpoints(models, options.metrics_prefix, shown_options).routes(),
+        *doors.routes,
         *model_routes(
             dispatcher.answer,
             dispatcher.answer_of_encoder,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterator
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import cast
@@ -19,7 +20,7 @@ from ..app_resources import AppResources
 from ..errors import ApiError
 from ..http.json_limits import MIN_VALUES, values_limit
 from ..responses.store import Responses
-from .catalog import Catalog, ModelEntry, group_into_units
+from .catalog import Catalog, Changes, ModelEntry, group_into_units
 from .unit import LoadedModel, ModelUnit, Shared
 
 logger = logging.getLogger(__name__)
@@ -41,13 +42,14 @@ class HostedModels:
         """`max_loaded` is how many units may be loaded at a time; None: as many as the budget has room for."""
         self.catalog = catalog
         self.budget = budget
+        self.max_loaded = max_loaded
+        self.on_drain: Callable[[], Awaitable[None]] | None = None
+        """Ends what would keep connections open, when the server is to end."""
         self._units: dict[str, ModelUnit] = {}  # by the names of entries
         self._shared = Shared(resources, responses, SharedCores(), budget.total_bytes)
-        units = []
-        for spec in group_into_units(catalog.entries):
-            units.append(ModelUnit(spec, self._shared))
-            self._units |= dict.fromkeys((entry.name for entry in spec.entries), units[-1])
-        self.host = ModelHost(units, budget, max_loaded=max_loaded)
+        self._leaving: set[asyncio.Future[object]] = set()
+        self.host = ModelHost((), budget, max_loaded=max_loaded)
+        self.follow()
         self.is_draining = False
         self._preloading: asyncio.Task[None] | None = None
 
@@ -84,6 +86,45 @@ class HostedModels:
     def max_values(self) -> int:
         """How many values the JSON of a request may have, for the longest context that the options name."""
         return max((values_limit(entry.max_model_len or 0) for entry in self.catalog.entries), default=MIN_VALUES)
+
+    def follow(self) -> None:
+        """Have the units that the catalog's entries need now. Those that are in use leave when their requests are done.
+
+        Raises TidewheelError if a name cannot be served by what is loaded.
+        """
+        before = {unit.name: unit for unit in self._units.values()}
+        units: dict[str, ModelUnit] = {}
+        added = []
+        for spec in group_into_units(self.catalog.entries):
+            unit = before.get(spec.name)
+            if unit is not None and unit.fits(spec):
+                unit.take(spec)
+                del before[spec.name]
+            else:
+                unit = ModelUnit(spec, self._shared)
+                added.append(unit)
+            units |= dict.fromkeys((entry.name for entry in spec.entries), unit)
+        for name in before:
+            leaving = asyncio.ensure_future(self.host.remove(name))
+            self._leaving.add(leaving)
+            leaving.add_done_callback(self._leaving.discard)
+        for unit in added:
+            self.host.add(unit)
+        self._units = units
+
+    async def rescan(self) -> Changes:
+        """Look at the folder of models again. Raises TidewheelError."""
+        changes = await self.catalog.rescan()
+        self.follow()
+        return changes
+
+    def names_of(self, unit: str) -> list[str]:
+        """The names of the entries of a unit."""
+        return [name for name, one in self._units.items() if one.name == unit]
+
+    def expires_at(self, status: UnitStatus) -> float | None:
+        """When it will be unloaded, in seconds since 1970; None: it is in use, or stays."""
+        return None if status.expires_at is None else time.time() + status.expires_at - time.monotonic()
 
     def unit(self, entry: ModelEntry) -> ModelUnit:
         """What an entry is loaded with. Raises ApiError if its files cannot be served."""
@@ -137,6 +178,8 @@ class HostedModels:
     async def drain(self, timeout_s: float) -> None:
         """Refuse new requests and wait for those that run; after `timeout_s` abort the rest."""
         self.is_draining = True
+        if self.on_drain is not None:
+            await self.on_drain()
         await asyncio.gather(*(model.engines.drain(timeout_s) for model in self.loaded))
 
     async def _preload(self) -> None:

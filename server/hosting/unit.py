@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -41,10 +41,15 @@ if TYPE_CHECKING:
 class LoadedModel:
     """A unit that is loaded: its engines, and what each of its names answers. See Loaded."""
 
-    def __init__(self, engines: ModelEngines, models: Mapping[str, ModelApp]) -> None:
-        """`models` are by the names of the entries. `on_close` is called when it is closed."""
+    def __init__(
+        self, engines: ModelEngines, models: dict[str, ModelApp], make_model: Callable[[ModelEntry], ModelApp]
+    ) -> None:
+        """`models` are by the names of the entries, and `make_model` makes one more. `on_close` is called when it is
+        closed.
+        """
         self.engines = engines
         self.models = models
+        self._make_model = make_model
         self._apps = {name: _application(model) for name, model in models.items()}
         self.on_close: Callable[[], None] = lambda: None
 
@@ -56,6 +61,12 @@ class LoadedModel:
     def app(self, name: str) -> ASGIApp:
         """What answers the requests for an entry, behind the server's own middleware."""
         return self._apps[name]
+
+    def add(self, entry: ModelEntry) -> None:
+        """Answer to one more entry, unless it does. Raises TidewheelError."""
+        if entry.name not in self.models:
+            self.models[entry.name] = self._make_model(entry)
+            self._apps[entry.name] = _application(self.models[entry.name])
 
     async def close(self) -> None:
         """Stop the engines and free their memory."""
@@ -123,7 +134,26 @@ class ModelUnit:
             raise
         self.loaded, loaded.on_close = loaded, self._hide
         loaded.engines.start()
+        try:
+            self.take(self.spec)  # which may have got names meanwhile
+        except BaseException:
+            await loaded.close()
+            raise
         return loaded
+
+    def fits(self, spec: UnitSpec) -> bool:
+        """Whether it is the unit of that spec, which may have fewer names than its own, and more."""
+        own = {entry.name: entry for entry in self.spec.entries}
+        return spec.entries[0] is self.spec.entries[0] and all(
+            own.get(entry.name, entry) is entry for entry in spec.entries
+        )
+
+    def take(self, spec: UnitSpec) -> None:
+        """Answer to the names of a spec that fits, also if it is loaded. Raises TidewheelError."""
+        self.spec, self.pinned, self.idle_s = spec, spec.pinned, spec.idle_s
+        if self.loaded is not None:
+            for entry in spec.entries:
+                self.loaded.add(entry)
 
     def _hide(self) -> None:
         self.loaded = None
@@ -189,8 +219,9 @@ class _ChatLoad(_Load):
             presets = [_Preset.of(entry, shared.resources, load.tokenizer) for entry in self._spec.entries]
             engine = load.engine()
         encoders = EncoderEngine()
-        models = {
-            preset.name: chat_model_app(
+
+        def model_of(preset: _Preset) -> ModelApp:
+            return chat_model_app(
                 engine,
                 preset.options.app,
                 encoders,
@@ -201,9 +232,12 @@ class _ChatLoad(_Load):
                 shown_options=preset.options.shown,
                 max_model_len=preset.options.engine.max_model_len,
             )
-            for preset in presets
-        }
-        return LoadedModel(chat_engines(engine, encoders, options.app), models)
+
+        return LoadedModel(
+            chat_engines(engine, encoders, options.app),
+            {preset.name: model_of(preset) for preset in presets},
+            lambda entry: model_of(_Preset.of(entry, shared.resources, engine.tokenizer)),
+        )
 
 
 class _EncoderLoad(_Load):
@@ -225,11 +259,14 @@ class _EncoderLoad(_Load):
         engine = load_model_alone(
             options.engine, options.encoders, options.app.served_model_names, cores=self._shared.cores
         )
-        models = {
-            entry.name: encoder_model_app(engine, entry.encoder_options.app, shown_options=entry.encoder_options.shown)
-            for entry in self._spec.entries
-        }
-        return LoadedModel(ModelEngines(None, engine), models)
+
+        def model_of(entry: ModelEntry) -> ModelApp:
+            own = entry.encoder_options
+            return encoder_model_app(engine, own.app, shown_options=own.shown)
+
+        return LoadedModel(
+            ModelEngines(None, engine), {entry.name: model_of(entry) for entry in self._spec.entries}, model_of
+        )
 
 
 class _Preset(NamedTuple):

@@ -115,6 +115,8 @@ class ApiKeys:
                     "--admin-api-key or --api-key-file"
                 )
         self.are_several_tenants = len({key.owner for key in known.values()}) > 1
+        self.has_administrator = any(key.administers for key in known.values())
+        """Whether a key is marked as an administrator's."""
         marks = {(key.administers, key.prioritizes) for key in known.values()}
         may_all = not self.are_several_tenants and len(marks) < 2
         self._tenants = [

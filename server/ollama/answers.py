@@ -119,9 +119,9 @@ class AnswerBuilder:
         return answer
 
 
-def loaded(model: str, kind: Literal["chat", "generate"]) -> Answer:
-    """The answer to a request that only loads the model, as it is loaded."""
-    common: dict[str, Any] = {"model": model, "created_at": rfc3339(), "done": True, "done_reason": "load"}
+def loaded(model: str, kind: Literal["chat", "generate"], *, reason: Literal["load", "unload"] = "load") -> Answer:
+    """The answer to a request that only loads the model, or unloads it."""
+    common: dict[str, Any] = {"model": model, "created_at": rfc3339(), "done": True, "done_reason": reason}
     if kind == "generate":
         return OllamaGenerateAnswer(response="", **common)
     return OllamaChatAnswer(message=OllamaAnswerMessage(content=""), **common)

@@ -17,8 +17,10 @@ REFUSED = {
 """They ask for what is not there, with what to do instead, unless they are 0 or empty."""
 
 IDLE = {
-    "/server_info and /reset_prefix_cache are always served; vLLM's other endpoints for developers, such as /sleep, "
-    "/pause, /collective_rpc and /update_weights, are not": "VLLM_SERVER_DEV_MODE",
+    "/server_info and /reset_prefix_cache are always served, and /sleep and /wake_up by servers of several models; "
+    "vLLM's other endpoints for developers, such as /pause, /collective_rpc and /update_weights, are not": (
+        "VLLM_SERVER_DEV_MODE"
+    ),
     "answers never depend on the batch": "VLLM_BATCH_INVARIANT",
     "--rope-scaling or --hf-overrides extends the context beyond the model's": ("VLLM_ALLOW_LONG_MAX_MODEL_LEN"),
     "no usage statistics are sent": "VLLM_NO_USAGE_STATS VLLM_DO_NOT_TRACK VLLM_USAGE_SOURCE VLLM_USAGE_STATS_SERVER",

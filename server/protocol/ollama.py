@@ -228,3 +228,33 @@ class OllamaShowRequest(Body, kw_only=True):
 
     def without_effect(self) -> dict[str, str]:
         return {} if self.verbose is None else {"verbose": "a model's tensors and vocabulary are not listed"}
+
+
+class OllamaNamedModel(Body, kw_only=True):
+    """A body with a model's name. `name` is an older spelling of `model`."""
+
+    model: str | None = None
+    name: str | None = None
+
+    def asked(self) -> str:
+        """The name. Raises ApiError (400) without one."""
+        if not (asked := self.model or self.name):
+            raise bad_request("model is required", "model", "missing_required_parameter")
+        return asked
+
+
+class OllamaPullRequest(OllamaNamedModel, kw_only=True):
+    """A body of `/api/pull`. The progress is streamed unless `stream` is false."""
+
+    stream: bool | None = None
+    insecure: Ignored = msgspec.field(default_factory=msgspec.Raw)
+
+    def without_effect(self) -> dict[str, str]:
+        return {"insecure": "models come from the hub that is configured"} if is_given(self.insecure) else {}
+
+
+class OllamaCopyRequest(Body, kw_only=True):
+    """A body of `/api/copy`."""
+
+    source: str
+    destination: str

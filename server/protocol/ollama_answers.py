@@ -38,7 +38,7 @@ class _Answer(msgspec.Struct, kw_only=True):
     model: str
     created_at: str
     done: bool = False
-    done_reason: Literal["stop", "length", "load"] | UnsetType = UNSET
+    done_reason: Literal["stop", "length", "load", "unload"] | UnsetType = UNSET
     total_duration: int | UnsetType = UNSET
     load_duration: int | UnsetType = UNSET
     prompt_eval_count: int | UnsetType = UNSET
@@ -134,6 +134,15 @@ class OllamaModelInfo(msgspec.Struct):
     model_info: dict[str, str | int]
     capabilities: list[Literal["completion", "tools", "thinking", "insert", "vision", "embedding"]]
     modified_at: str
+
+
+class OllamaProgress(msgspec.Struct, kw_only=True):
+    """A line of `/api/pull`. `completed` of `total` bytes are here; neither ever shrinks."""
+
+    status: str
+    digest: str | UnsetType = UNSET
+    total: int | UnsetType = UNSET
+    completed: int | UnsetType = UNSET
 
 
 class OllamaVersion(msgspec.Struct):
