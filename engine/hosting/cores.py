@@ -1,18 +1,22 @@
-"""SharedCores: the machine's cores, on which all models of one process compute in turns."""
+"""SharedCores: the machine's cores, on which all models of one process compute in turns, and what else they share."""
 
 from __future__ import annotations
 
 import threading
 
 from ..devices.base import Device
+from ..text.kept_tokenizers import KeptTokenizers
 from .turns import Turns
 
 
 class SharedCores:
-    """What the models of one process have in common: their turns, and the threads that they compute with."""
+    """What the models of one process have in common: their turns, the threads that they compute with, and the
+    tokenizers of those that were loaded last.
+    """
 
     def __init__(self) -> None:
         self.turns = Turns()
+        self.tokenizers = KeptTokenizers()
         self._lock = threading.Lock()
         self._threads: dict[tuple[tuple[int, ...], ...], object] = {}
 

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from ..pipeline.executor import PipelineExecutor
     from ..pipeline.stages import StageHost
     from ..speculation.drafter import BatchDrafter, Drafter
+    from ..text.kept_tokenizers import FilesVersion
     from ..text.tokenizer import Tokenizer
     from .drafts import OpenedDraft
 
@@ -107,6 +108,11 @@ class EngineLoad:
         self._failure: BaseException | None = None
         self._finished = False
         self._cores, self._report = cores, report
+        self._tokenizer_version: FilesVersion = ()
+        if cores is not None and model.tokenizer_source is not None:
+            from ..text.kept_tokenizers import files_version
+
+            self._tokenizer_version = files_version(model.tokenizer_source.path)
         self._threads = None if cores is None or self._stages else cores.threads_of(model.device)
         self._thread = threading.Thread(target=self._load, name="weights")
 
@@ -191,7 +197,11 @@ class EngineLoad:
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer, which needs no weights. Raises ModelError if there is none, or it is broken."""
-        return self._model.tokenizer()
+        model = self._model
+        if self._cores is None or model.tokenizer_source is None:
+            return model.tokenizer()
+        path, mode = model.tokenizer_source.path, model.tokenizer_mode
+        return self._cores.tokenizers.get(path, self._tokenizer_version, mode, model.tokenizer)
 
     def engine(self) -> Engine:
         """The engine, which still has to be started. Raises ModelError and DeviceError, saying what to change."""

@@ -74,6 +74,7 @@ class DummySource:
 
     def __init__(self, source: ModelSource, seed: int = 0) -> None:
         self._source, self._seed = source, seed
+        self.path = source.path
 
     @property
     def config(self) -> Mapping[str, Any]:

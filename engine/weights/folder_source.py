@@ -32,7 +32,7 @@ class FolderSource:
     origin, is_found = "", False
 
     def __init__(self, folder: Path, load_format: str = "auto") -> None:
-        self.folder = folder
+        self.folder = self.path = folder
         self._load_format = load_format
 
     @functools.cached_property

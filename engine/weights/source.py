@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from ..models import ModelDescription
@@ -17,7 +18,12 @@ if TYPE_CHECKING:
 
 
 class ModelSource(Protocol):
-    """A model. Each part is read when it is asked for. All methods raise ModelError, naming the file."""
+    """A model. Each part is read when it is asked for. All methods raise ModelError, naming the file.
+
+    `path` is the folder or file that it is read from.
+    """
+
+    path: Path
 
     @property
     def config(self) -> Mapping[str, Any]:

@@ -47,12 +47,12 @@ class GgufSource:
     """A ModelSource over a `.gguf` file; of a split model the first file is given, and the others lie beside it."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
 
     @functools.cached_property
     def file(self) -> GgufFile:
         """The file with the tensors of all its parts. One of Ollama's has the names of llama.cpp's."""
-        return in_llama_cpp_words(_with_splits(read_gguf(self._path)))
+        return in_llama_cpp_words(_with_splits(read_gguf(self.path)))
 
     @functools.cached_property
     def config(self) -> dict[str, Any]:
@@ -62,7 +62,7 @@ class GgufSource:
         try:
             describe(config)  # so that the error names the file
         except ModelError as error:
-            raise ModelError(f"{self._path}, whose metadata was read as a config.json: {error}") from error
+            raise ModelError(f"{self.path}, whose metadata was read as a config.json: {error}") from error
         return config
 
     def generation(self, config: Mapping[str, Any] | None = None) -> GenerationConfig:
@@ -78,7 +78,7 @@ class GgufSource:
     def mistral_tokenizer(self) -> Tokenizer:
         """Raises ModelError: the metadata has no such file."""
         raise ModelError(
-            f"{self._path} is a GGUF file, which has no tekken.json for --tokenizer-mode mistral: name a folder that "
+            f"{self.path} is a GGUF file, which has no tekken.json for --tokenizer-mode mistral: name a folder that "
             "has one with --tokenizer, or leave that option out"
         )
 
@@ -95,7 +95,7 @@ class GgufSource:
 
         Raises ModelError for a file that is broken, not supported, or made for another model.
         """
-        path = find_mmproj(self._path) if mmproj is None else Path(mmproj).expanduser()
+        path = find_mmproj(self.path) if mmproj is None else Path(mmproj).expanduser()
         if path is None and PATCHES not in self.file.tensors:
             return None
         if path is not None and mmproj is None:
@@ -105,7 +105,7 @@ class GgufSource:
         wanted = fields.optional_integer("n_deepstack_layers")
         if wanted is not None and wanted != tower.num_deepstack:
             raise ModelError(
-                f"{path or self._path} takes features after {tower.num_deepstack} layers, and {self._path.name} adds "
+                f"{path or self.path} takes features after {tower.num_deepstack} layers, and {self.path.name} adds "
                 f"those of {wanted}: they are of different models"
             )
         return tower
@@ -113,7 +113,7 @@ class GgufSource:
     def contents(self) -> Contents:
         """What the files hold. Raises ModelError for files that are missing or corrupt."""
         tensors = self.file.tensors.values()
-        files = sorted({tensor.path.name for tensor in tensors} | {self._path.name})
+        files = sorted({tensor.path.name for tensor in tensors} | {self.path.name})
         formats = formats_in((tensor.kind.name, tensor.data.nbytes) for tensor in tensors)
         return Contents("GGUF", tuple(files), formats, file_type_of(self.file))
 
