@@ -35,9 +35,11 @@ from vision_zoo import (
 from tidewheel.engine.errors import InvalidRequestError, ModelError
 from tidewheel.engine.media.families import FAMILIES, vision_of
 from tidewheel.engine.media.families.phi3v import _Numbers
+from tidewheel.engine.media.layouts import layout_of, plain_layout
 from tidewheel.engine.media.media import Media
 from tidewheel.engine.media.placeholders import expand, spread
 from tidewheel.engine.media.processing import (
+    MAX_PATCHES,
     Patches,
     block_places,
     centre_crop,
@@ -533,6 +535,29 @@ NARROW_FOR = ("qwen2-vl", "llava", "mistral3", "llava-next", "lfm2-vl", "minicpm
 def test_an_image_that_is_too_narrow_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="narrow"):
         seen_by(name).process(np.zeros((1, 400, 3), np.uint8))
+
+
+@pytest.mark.parametrize("count", [4, pytest.param(200, marks=pytest.mark.sweep)])
+@pytest.mark.parametrize("name", CASES)
+def test_images_of_any_size_are_taken_or_refused(name: str, count: int) -> None:
+    """From a pixel to thousands along a side: what is taken has bounds, and its tokens are counted alike everywhere."""
+    vision, random = seen_by(name), np.random.default_rng(len(name) + count)
+    for height, width in np.exp(random.uniform(0, np.log(3000), (count, 2))).astype(int).tolist():
+        try:
+            tiles, layout = vision.process(np.zeros((height, width, 3), np.uint8))
+        except ValueError as error:
+            refused = str(error)
+        else:
+            refused = ""
+        if refused:
+            assert f"{width} x {height} pixels" in refused
+            continue
+        assert sum(tile.size for tile in tiles) <= 3 * MAX_PATCHES * 4**2, (height, width)
+        expansion = vision.expansion(layout)
+        assert all(found > 0 for found in expansion.counts), (height, width)
+        assert sum(expansion.counts) == vision.num_tokens(layout) > 0
+        assert expansion.text.count(vision.slot) == len(expansion.counts)
+        assert layout_of(plain_layout(layout)) == layout
 
 
 def test_a_square_around_an_image_is_bounded() -> None:
