@@ -18,7 +18,7 @@ from .lookahead_costs import LookaheadCosts
 from .sandbox import GrammarError, GrammarSandbox, SafeGrammar
 from .sandbox_process import COMPILE_STACK_BYTES, parser_limits
 from .source import matcher_error
-from .vocabulary import TokenTexts, make_vocabulary, token_texts
+from .vocabulary import TokenTexts, Vocabulary, make_vocabulary, token_texts
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -112,7 +112,8 @@ class GrammarCompiler:
         self._resident = resident_bytes()
         self._is_warm = False
         self._is_closed = False
-        self._vocabulary: LLTokenizer | None = None
+        self._vocabulary: Vocabulary | None = None
+        self._is_freed = False
         self._vocabulary_lock = threading.Lock()
 
     async def compile(self, output: StructuredOutput) -> Grammar:
@@ -169,6 +170,14 @@ class GrammarCompiler:
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._sandbox.close()
 
+    def free(self) -> None:
+        """Close it, when no sequence needs a grammar any more, so that its memory can be freed."""
+        self.close()
+        self._is_freed = True
+        # While it is being made, the thread that makes it sees to this.
+        if self._vocabulary is not None:
+            self._vocabulary.free()
+
     def _submit(self, work: Callable[..., T], *arguments: Any) -> Future[T]:
         # The size is for all threads that are started meanwhile; others that start get more address space, no memory.
         before = threading.stack_size(_STACK_BYTES)
@@ -198,7 +207,9 @@ class GrammarCompiler:
         with self._vocabulary_lock:
             if self._vocabulary is None:
                 self._vocabulary = make_vocabulary(self._token_texts(), self._tokenizer)
-            return self._vocabulary
+                if self._is_freed:
+                    self._vocabulary.free()
+            return self._vocabulary.llguidance
 
     def _start_sandbox(self) -> None:
         _import_llguidance()

@@ -62,7 +62,7 @@ def main() -> None:
 
 def _prepared(state: bytes) -> Prepared:
     texts, special_ids = pickle.loads(state)
-    return make_vocabulary(texts), special_ids
+    return make_vocabulary(texts).llguidance, special_ids
 
 
 def _try(connection: socket.socket, prepared: Prepared) -> None:

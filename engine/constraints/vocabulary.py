@@ -81,7 +81,19 @@ class _Tokens:
         return None if None in pieces else b"".join(piece for piece in pieces if piece is not None)
 
 
-def make_vocabulary(of: TokenTexts, tokenizer: Tokenizer | None = None) -> LLTokenizer:
+class Vocabulary:
+    """A vocabulary in llguidance's form. It calls back for tokens, and no collection of garbage sees this circle."""
+
+    def __init__(self, tokens: _Tokens, llguidance: LLTokenizer) -> None:
+        self.llguidance = llguidance
+        self._tokens = tokens
+
+    def free(self) -> None:
+        """Let it be freed with the last grammar that needs it. Those that are computed yet may get fewer tokens."""
+        self._tokens.greedy = None
+
+
+def make_vocabulary(of: TokenTexts, tokenizer: Tokenizer | None = None) -> Vocabulary:
     """llguidance's form of a vocabulary. Without a tokenizer, a text is split into the longest tokens that fit.
 
     This takes some hundred milliseconds. llguidance holds the GIL twice, for 50 ms each with a vocabulary of 49,000
@@ -97,4 +109,4 @@ def make_vocabulary(of: TokenTexts, tokenizer: Tokenizer | None = None) -> LLTok
     wrapper.tokens = tokens.tokens = []
     del whole
     release_free_memory()
-    return tokens.greedy
+    return Vocabulary(tokens, tokens.greedy)

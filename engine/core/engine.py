@@ -361,6 +361,7 @@ class Engine:
             if self._offload is not None:
                 self._offload.close(saving=False)
             self._engine_loop.close()
+            self.grammars.free()
         return self._has_started
 
     def _end_stop(self) -> None:
@@ -369,6 +370,7 @@ class Engine:
             logger.error(
                 "The engine thread did not end within %g s; the server exits without waiting for it", longest_s
             )
+        self.grammars.free()
         if self._watchdog is not None:
             self._watchdog.stop()
 

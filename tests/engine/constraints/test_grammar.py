@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
+import gc
 import json
 import random
 import re
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ from engine.constraints.grammars import EOS, VOCAB_SIZE, allowed, compiler, gram
 from engine.tiny_tokenizers import TEXT, tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from waiting import wait_until
 
 from tidewheel.engine.constraints import grammar as grammar_module
 from tidewheel.engine.constraints.grammar import Grammar, GrammarCompiler, StructuredOutput
@@ -221,6 +225,20 @@ def test_warming_up_leaves_nothing_for_the_first_grammar_to_wait_for(monkeypatch
     asyncio.run(one.compile(StructuredOutput("regex", "ebb")))
     assert len(made) == 1
     one.close()
+
+
+def test_a_vocabulary_is_freed_with_its_compiler() -> None:
+    tokenizer = copy.copy(tiny("byte-level"))
+    one, gone = GrammarCompiler(tokenizer, VOCAB_SIZE, EOS), weakref.ref(tokenizer)
+    asyncio.run(one.compile(StructuredOutput("regex", "ebb")))
+    one.free()
+    del one, tokenizer
+
+    def is_gone() -> bool:
+        gc.collect()
+        return gone() is None
+
+    wait_until(is_gone, 20)  # its threads end first
 
 
 def test_without_llguidance_warming_up_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
