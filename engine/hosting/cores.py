@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import threading
 
+from ..cache.tiers.folder import HeldFolders
 from ..devices.base import Device
 from ..text.kept_tokenizers import KeptTokenizers
 from .turns import Turns
 
 
 class SharedCores:
-    """What the models of one process have in common: their turns, the threads that they compute with, and the
-    tokenizers of those that were loaded last.
+    """What the models of one process have in common: their turns, the threads that they compute with, the
+    folders for their KV blocks, and the tokenizers of those that were loaded last.
     """
 
     def __init__(self) -> None:
         self.turns = Turns()
         self.tokenizers = KeptTokenizers()
+        self.kv_folders = HeldFolders()
         self._lock = threading.Lock()
         self._threads: dict[tuple[tuple[int, ...], ...], object] = {}
 

@@ -9,7 +9,7 @@ import sys
 from tidewheel import __version__
 
 from ..cache.tiers.block_file import HEADER_BYTES
-from ..cache.tiers.folder import BlockFolder
+from ..cache.tiers.folder import BlockFolder, HeldFolders
 from ..devices.base import Device
 from ..errors import DeviceError, ModelError
 from ..models.spec import DecoderSpec
@@ -25,8 +25,9 @@ def open_kv_folder(
     weights_identity: str | None,
     facts: object,
     block_bytes: int,
+    shared: HeldFolders | None = None,
 ) -> BlockFolder:
-    """The folder, taken for this process.
+    """The folder, taken for this process, whose other models have it too if it is `shared`.
 
     Blocks that it holds are used only if all is the same that decides their bits: this version and its native library,
     the instruction set level, the model and the files of its weights, and `facts`, which are JSON: how weights and
@@ -52,4 +53,4 @@ def open_kv_folder(
         )
     known = [__version__, device.name, device.kv_version(), sys.byteorder, repr(spec), weights_identity, facts]
     identity = hashlib.blake2b(json.dumps(known).encode(), digest_size=16, person=b"kv-identity").digest()
-    return BlockFolder(folder, identity, space)
+    return BlockFolder(folder, identity, space, shared)

@@ -135,6 +135,7 @@ class EngineLoad:
             model.weights.identity,
             (model.dtype, model.kv_cache_dtype, repr(model.kv_scales), repr(model.plan.formats), lora and lora.dtype),
             model.kv_bytes_per_token * BLOCK_TOKENS,
+            None if self._cores is None else self._cores.kv_folders,
         )
 
     def _plan(self) -> None:

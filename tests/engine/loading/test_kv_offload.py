@@ -15,6 +15,7 @@ from tidewheel.engine.core.engine import EngineStats
 from tidewheel.engine.core.request import Request
 from tidewheel.engine.declaring.option import OptionError
 from tidewheel.engine.errors import DeviceError, ModelError
+from tidewheel.engine.hosting.cores import SharedCores
 from tidewheel.engine.loading.load import EngineLoad, load_engine
 from tidewheel.engine.options import EngineOptions
 from tidewheel.engine.sampling_params import SamplingParams
@@ -31,11 +32,14 @@ def options(model: str = "llama", **others: object) -> EngineOptions:
     return replace(EngineOptions(folder, device="cpu", max_model_len=256, kv_cache_space=0.05), **others)
 
 
-def serve(given: EngineOptions, *requests: Request) -> tuple[list[Answer], EngineStats]:
+def serve(
+    given: EngineOptions, *requests: Request, cores: SharedCores | None = None
+) -> tuple[list[Answer], EngineStats]:
     """One life of an engine: the tokens and log-probabilities of each request, and what was counted."""
 
     async def main() -> tuple[list[Answer], EngineStats]:
-        engine = load_engine(given)
+        with EngineLoad(given, cores=cores) as load:
+            engine = load.engine()
         engine.start()
         answers = []
         for request in requests:
@@ -67,6 +71,23 @@ def test_a_restart_changes_no_bit(tmp_path: Path, kv_cache_dtype: str) -> None:
     assert read.offload is not None
     assert (read.offload.tier.blocks_read, read.offload.tokens_found) == (6, 96)
     assert read.cached_prompt_tokens_total == 2 * 96
+
+
+def test_a_model_finds_its_blocks_again_while_others_have_the_folder(tmp_path: Path) -> None:
+    """It is unloaded and loaded again, in the turns of another model that stays."""
+    kept, cores = options(kv_offload=str(tmp_path)), SharedCores()
+    staying = replace(kept, dtype="bfloat16")
+    expected, _ = serve(options(), request())
+    with EngineLoad(staying, cores=cores) as load:
+        engine = load.engine()
+    try:
+        first, _ = serve(kept, request(), cores=cores)
+        again, read = serve(kept, request(), cores=cores)
+    finally:
+        engine.close()
+    assert first + again == 2 * expected
+    assert read.cached_prompt_tokens_total == 96
+    assert serve(staying, request())[1].cached_prompt_tokens_total == 0
 
 
 def test_only_the_same_model_computed_alike_finds_its_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

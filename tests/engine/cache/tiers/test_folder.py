@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tidewheel.engine.cache.tiers.block_file import BadFileError
-from tidewheel.engine.cache.tiers.folder import BlockFolder
+from tidewheel.engine.cache.tiers.folder import BlockFolder, HeldFolders
 from tidewheel.engine.errors import ModelError
 
 MODEL, OTHER = b"m" * 16, b"o" * 16
@@ -257,3 +257,33 @@ def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
     (tmp_path / "kv" / f"tidewheel-kv-{MODEL.hex()}").symlink_to(elsewhere)
     with pytest.raises(ModelError, match=r"--kv-offload .* in it is a link"):
         BlockFolder(str(tmp_path / "kv"), MODEL, 1 << 30)
+
+
+def test_models_of_one_process_have_a_folder_and_its_space_together(tmp_path: Path) -> None:
+    """The last of them leaves it to others, and blocks of one make room for those of another."""
+    path, held = tmp_path / "kv", HeldFolders()
+    written(path, 1)
+    one, other = (BlockFolder(str(path), model, 3 * FILE, held) for model in (MODEL, OTHER))
+    for folder in (one, other):
+        folder.scan()
+    assert read(one, 1)
+    assert not read(other, 1)
+    other.write(digest(1), block(1))
+    one.write(digest(2), block(2))
+    assert one.num_bytes == other.num_bytes == 3 * FILE
+    other.write(digest(3), block(3))
+    assert not read(one, 1)
+    assert all(read(folder, number) for folder, number in ((one, 2), (other, 1), (other, 3)))
+    one.close()
+    one.close()
+    with pytest.raises(ModelError, match="in use by another server"):
+        BlockFolder(str(path), MODEL, 1 << 30)
+    again = BlockFolder(str(path), MODEL, 3 * FILE, held)
+    again.scan()
+    assert read(again, 2)
+    again.close()
+    other.close()
+    last = BlockFolder(str(path), MODEL, 3 * FILE, held)
+    last.scan()
+    assert len(last) == 3
+    last.close()
