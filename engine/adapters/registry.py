@@ -73,6 +73,14 @@ class LoraUse(NamedTuple):
     waiting: list[str]
 
 
+def adapter_in(folder: str, name: str) -> str | None:
+    """Where an adapter lies in a folder of `--lora-resolver-cache-dir`; None if there is none of that name."""
+    if _NAME_OF_A_FOLDER.fullmatch(name) is None:
+        return None
+    path = os.path.join(folder, name)
+    return path if os.path.isdir(path) else None
+
+
 class LoraRegistry:
     """Adapters by name. At most `options.max_in_memory` are in memory; the least recently used makes way.
 
@@ -92,7 +100,7 @@ class LoraRegistry:
         """`drop` frees a number; an engine sets it, to have it done when its thread uses the number no more."""
         self._most = options.max_in_memory
         self._modules = options.lora_modules
-        self._folder = None if options.lora_resolver_cache_dir is None else Path(options.lora_resolver_cache_dir)
+        self._folder = options.lora_resolver_cache_dir
         self.has_longer_contexts = bool(options.long_lora_scaling_factors)
         self.max_loras = options.max_loras
         self.allows_updates = options.allow_runtime_lora_updating
@@ -208,10 +216,8 @@ class LoraRegistry:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _found(self, name: str) -> LoraModule | None:
-        if self._folder is None or _NAME_OF_A_FOLDER.fullmatch(name) is None:
-            return None
-        path = self._folder / name
-        return LoraModule(name, str(path)) if os.path.isdir(path) else None
+        path = None if self._folder is None else adapter_in(self._folder, name)
+        return None if path is None else LoraModule(name, path)
 
     def _lend(self, entry: _Entry, lora: Lora) -> LoraLease:
         entry.users += 1

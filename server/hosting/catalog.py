@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 from msgspec import Struct, structs
 
+from tidewheel.engine.adapters.registry import adapter_in
 from tidewheel.engine.errors import ModelError, quoted, shortened
 
 from ..errors import ApiError
@@ -109,6 +110,11 @@ class ModelEntry:
                 return sum(file.stat().st_size for file in islice(files, _MOST_FILES) if file.is_file())
         except OSError:
             return None
+
+    def finds_adapter(self, name: str) -> bool:
+        """Whether it has an adapter of that name in its `--lora-resolver-cache-dir`, read once it is named."""
+        folder = self.section.given.get("lora_resolver_cache_dir")
+        return folder is not None and self.error is None and adapter_in(folder, name) is not None
 
     @property
     def shared_kv_folder(self) -> str | None:
@@ -256,7 +262,8 @@ class Catalog:
         return self._find(name) is not None
 
     def _find(self, name: str) -> ModelEntry | None:
-        return self._entries.get(name) or self._named.get(name) or self._loaded_adapters.get(name)
+        named = self._entries.get(name) or self._named.get(name) or self._loaded_adapters.get(name)
+        return named or next((entry for entry in self._entries.values() if entry.finds_adapter(name)), None)
 
     def know_adapter(self, name: str, entry: ModelEntry) -> bool:
         """Note that a client loads an adapter of a model; whether it is new. Raises ModelError if the name is taken."""

@@ -214,13 +214,16 @@ def _build_several(
         models=models,
         given=shared,
     )
+    of_all, of_models_alone = [*app.without_effect()], []
     for section in models:
         of_model = Mistakes(f"models: {section.name}: ")
-        of_model.attempt(options_of_model, options, section, section.where or "")
+        one = of_model.attempt(options_of_model, options, section, section.where or "")
         for sentence in of_model.sentences:
             mistakes.add(sentence)
+        idle = () if one is None else one.app.without_effect()
+        of_models_alone += [f"models: {section.name}: {note}" for note in idle if note not in of_all]
     mistakes.raise_any()
-    return options
+    return replace(options, notes=[*options.notes, *of_models_alone])
 
 
 def options_of_model(

@@ -240,6 +240,16 @@ models:
         found.find("mine")
 
 
+def test_a_model_is_found_by_adapters_in_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "adapters" / "poems").mkdir(parents=True)
+    section = f"{{model: y, enable-lora: true, lora-resolver-cache-dir: {tmp_path}/adapters}}"
+    found = of_file(tmp_path, f"models:\n  chat: x\n  poet: {section}\n")
+    assert found.find("poems").name == "poet"
+    for name in ("prose", "../adapters", "..", "poems/../poems", ".", "poems\x00"):
+        with pytest.raises(NotServedError):
+            found.find(name)
+
+
 def test_an_unknown_name_is_a_404_with_near_ones() -> None:
     found = catalog("qwen2.5-coder-7b=x", "--model", "Llama-3.1-8B-Instruct=y", "--model", "bge-m3=z")
     with pytest.raises(NotServedError) as failure:

@@ -122,6 +122,13 @@ def test_a_file_has_a_section_for_each_model(tmp_path: Path) -> None:
     assert own.app.served_model_names == ("coder", "gpt-4", "gpt-4o")
 
 
+def test_the_log_says_which_options_of_a_section_have_no_effect(tmp_path: Path) -> None:
+    options = parse("--config", file(tmp_path, "models: {a: {model: x, enable-auto-tool-choice: true, swap-space: 4}}"))
+    swap, choice = sorted(options.notes, key=lambda note: "--swap" not in note)
+    assert swap.startswith("models: a: --swap-space has no effect: ")
+    assert choice.startswith("models: a: --enable-auto-tool-choice has no effect: ")
+
+
 def test_the_command_line_says_where_a_model_of_the_file_is(tmp_path: Path) -> None:
     options = parse("--config", file(tmp_path, FILE), "--model", "coder=./other.gguf")
     assert [model.name for model in options.models] == ["coder", "embedder", "in-the-folder"]
