@@ -225,7 +225,8 @@ class Catalog:
     def __init__(self, options: ServeOptions) -> None:
         """Look into the folder, which blocks. Raises ModelError if it cannot be read."""
         self._options = options
-        self._folder = options.hosting.models_dir
+        self.folder = options.hosting.models_dir
+        """The folder that models are looked for in."""
         self._accepts_any = options.app.skip_model_name_validation
         self._found: dict[str, FoundModel] = {}
         self._entries: dict[str, ModelEntry] = {}
@@ -320,7 +321,7 @@ class Catalog:
         )
 
     def _look(self) -> dict[str, FoundModel]:
-        return {} if self._folder is None else {one.name: one for one in models_in_folder(self._folder)}
+        return {} if self.folder is None else {one.name: one for one in models_in_folder(self.folder)}
 
     def _take(self, found: Mapping[str, FoundModel]) -> None:
         """Make the entries anew. One that is as before, with the files that it had, stays the same object."""
@@ -341,7 +342,7 @@ class Catalog:
         if section.where is not None:
             return self._entry(section, section.where, None, ())
         if found is None:
-            where = "no --models-dir is given" if self._folder is None else f"{self._folder} has no model of this name"
+            where = "no --models-dir is given" if self.folder is None else f"{self.folder} has no model of this name"
             return self._entry(section, "", f"its section does not say where it is with model: and {where}", ())
         section = structs.replace(section, given={**found.given, **section.given})
         return self._entry(section, found.where, found.error, found.fingerprint)

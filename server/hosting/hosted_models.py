@@ -21,6 +21,7 @@ from ..errors import ApiError
 from ..http.json_limits import MIN_VALUES, values_limit
 from ..responses.store import Responses
 from .catalog import Catalog, Changes, ModelEntry, group_into_units
+from .folder_watch import watch_folder
 from .unit import LoadedModel, ModelUnit, Shared
 
 logger = logging.getLogger(__name__)
@@ -51,16 +52,18 @@ class HostedModels:
         self.host = ModelHost((), budget, max_loaded=max_loaded)
         self.follow()
         self.is_draining = False
-        self._preloading: asyncio.Task[None] | None = None
+        self._background: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """Load what is to be loaded at the start, one after the other."""
-        self._preloading = asyncio.create_task(self._preload())
+        """Load what is to be loaded at the start, one after the other, and follow what comes into the folder."""
+        self._background = [asyncio.create_task(self._preload())]
+        if self.catalog.folder is not None:
+            self._background.append(asyncio.create_task(watch_folder(self.catalog.folder, self.rescan)))
 
     async def stop(self) -> None:
         """Unload everything."""
-        if self._preloading is not None:
-            self._preloading.cancel()
+        for task in self._background:
+            task.cancel()
         await self.host.stop()
 
     def find(self, name: str | None) -> ModelEntry:
