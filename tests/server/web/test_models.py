@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 from playwright.sync_api import Page, Route, expect
-from server.conftest import RunningServer, StartServer
+from server.conftest import RunningServer, StartServer, dummy_model
+from server.hosting.conftest import HostServer, StartHost, other_model, start_host
 from server.web.conftest import OpenPage, last_answer, send, until_idle
+
+__all__ = ["dummy_model", "other_model", "start_host"]  # fixtures
 
 WIDE: dict[str, Any] = {"viewport": {"width": 1400, "height": 900}}
 CHAT = "**/v1/chat/completions"
@@ -76,6 +80,7 @@ def rows(page: Page) -> Any:
     return page.locator("#models-list li")
 
 
+@pytest.mark.sweep
 def test_models_are_chosen_loaded_and_unloaded(any_server: RunningServer, open_page: OpenPage) -> None:
     host = Host(
         card("org/chat", "loaded"), card("coder", "unloaded", size=3 * GIB), card("old", "failed", error="no file")
@@ -238,6 +243,34 @@ def test_the_operator_sees_the_memory_of_each_model(any_server: RunningServer, o
     page.locator("#models .choose", has_text="m99").click()
     expect(page.locator("#facts")).to_have_text("Modelm99")
     assert infos == ["model=chat"]
+
+
+@pytest.fixture(scope="module")
+def host(start_host: StartHost, dummy_model: Path, other_model: Path) -> HostServer:
+    """A server of two models that loads them on demand."""
+    models = ("--model", f"one={dummy_model}", "--model", f"two={other_model}")
+    return start_host(*models, "--load-format", "dummy", "--kv-cache-space", "0.01", "--admin-api-key", "boss")
+
+
+def test_a_server_of_two_models_loads_and_unloads_them(host: HostServer, open_page: OpenPage) -> None:
+    page = open_page(host.url, **WIDE)
+    page.get_by_label("API key", exact=True).fill("boss")
+    page.keyboard.press("Enter")
+    expect(switch(page)).to_have_text("Model, not loaded: one")
+    send(page, "Hello")
+    until_idle(page)
+    expect(page.locator(".stats")).to_contain_text("one · ")
+    expect(switch(page)).to_have_text("Model, loaded: one")
+    switch(page).click()
+    page.get_by_role("button", name="Load two").click()
+    expect(rows(page).nth(1)).to_contain_text("twoloaded · ")
+    page.get_by_role("button", name="Unload one").click()
+    expect(switch(page)).to_have_text("Model, not loaded: one")
+    page.keyboard.press("Escape")
+    page.get_by_role("link", name="Server").click()
+    expect(page.locator("#models-tile caption")).to_contain_text("1 of 2 loaded, ")
+    expect(page.locator("#models-tile tbody tr")).to_contain_text(["twoloaded"])
+    assert host.http.get("/health").json()["ready"] == ["two"]
 
 
 def test_with_one_model_nothing_is_asked_again(server: RunningServer, open_page: OpenPage) -> None:
