@@ -194,6 +194,23 @@ def test_the_load_is_bounded(replicas: int, requests: list[tuple[int, str, bool]
     assert sum(policy.loads[replica] for replica in range(replicas)) == len(running)
 
 
+@settings(deadline=None, max_examples=50)
+@given(st.integers(1, 12), st.lists(st.tuples(st.integers(0, 3), st.sets(st.integers(0, 11))), max_size=100))
+def test_models_are_used_where_they_are_loaded(replicas: int, requests: list[tuple[int, set[int]]]) -> None:
+    """As long as one of those that have it has fewer than 8 requests, and none of them gets too many."""
+    policy = policy_of(replicas, loads_models=True)
+    holders: dict[int, set[int]] = {}
+    for number, (model, new) in enumerate(requests):
+        holders[model] = {replica for replica in new if replica < replicas}
+        for replica in range(replicas):
+            policy.publish_models(replica, [one for one, having in holders.items() if replica in having])
+        limit = max(8, math.ceil(1.5 * (number + 1) / replicas))
+        with_room = {replica for replica in holders[model] if policy.loads[replica] < limit}
+        chosen = send(policy, Keys(model=model, prefixes=(number,)))
+        assert chosen in (with_room or range(replicas))
+        assert policy.loads[chosen] <= limit
+
+
 def test_few_keys_move_when_a_member_goes() -> None:
     before, after = HashRing(range(10)), HashRing(range(9))
     moved = 0

@@ -95,6 +95,8 @@ class SeveralModels:
         for entry in catalog.entries:
             if entry.error is None and self._models.status(entry).state in (State.LOADING, State.LOADED):
                 numbers += map(model_key, (entry.name, *entry.aliases, *entry.adapters))
+                if (loaded := self._models.unit(entry).loaded) is not None:  # clients may have loaded adapters
+                    numbers += (model_key(card.id) for card in loaded.models[entry.name].models.cards)
                 if entry is default:
                     numbers.append(DEFAULT_MODEL)
         return numbers
