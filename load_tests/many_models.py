@@ -118,7 +118,7 @@ class Watch:
 async def settled_mib(pid: int, most: float = 0.0) -> float:
     """The process's memory as soon as it is not above `most`, or after a while."""
     deadline = time.monotonic() + _SETTLE_S
-    while (memory := memory_mib(pid)) > most and time.monotonic() < deadline:
+    while (memory := memory_mib(pid)) > most and time.monotonic() < deadline:  # noqa: ASYNC110 (another process's)
         await asyncio.sleep(0.5)
     return memory
 
