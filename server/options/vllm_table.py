@@ -314,9 +314,10 @@ REFUSED = {
     "--max-num-batched-tokens limits the tokens of a step": "--max-num-scheduled-tokens=",
     "--max-num-seqs limits the sequences of a step, and --max-queue those that wait": "--max-num-active-seqs= "
     "--max-num-queued-tokens=",
-    "the model stays in memory; stop the server to free it": "--enable-sleep-mode --sleep-mode-backend= "
-    "--sleep-mode-offload-cudagraph "
-    "--sleep-preserve-parameter-names=* --weight-transfer-config=",
+    "servers of several models have /sleep and /wake_up without it, also with one model and --max-loaded-models 1 "
+    "(docs/many-models.md)": "--enable-sleep-mode --sleep-mode-backend= --sleep-mode-offload-cudagraph "
+    "--sleep-preserve-parameter-names=*",
+    "weights are read from files alone; start the server again to change them": "--weight-transfer-config=",
     "vLLM's classes do not exist here; --middleware adds code around requests": "--scheduler-cls= --worker-cls= "
     "--worker-extension-cls= --additional-config= --override-neuron-config=",
     "requests have logit_bias, bad_words, allowed_token_ids and structured output instead": "--logits-processors=* "

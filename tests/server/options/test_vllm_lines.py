@@ -263,7 +263,7 @@ def test_a_line_that_works(line: str, shown: dict[str, Any]) -> None:
             "suffix_decoding_max_cached_requests must be a number from 0 to 100000, not 1000000000.0",
         ),
         ('m --speculative-config \'{"method": "suffix", "model": "x"}\'', "suffix has no model; leave it out"),
-        ("m --enable-sleep-mode", "--enable-sleep-mode is not supported: the model stays in memory"),
+        ("m --enable-sleep-mode", "--enable-sleep-mode is not supported: servers of several models have /sleep"),
     ],
 )  # fmt: skip
 def test_a_line_that_is_refused(capsys: pytest.CaptureFixture[str], line: str, said: str) -> None:
