@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +11,6 @@ from functools import cached_property
 from http import HTTPStatus
 from itertools import islice
 from typing import Any
-from urllib.parse import quote
 
 from msgspec import Struct, structs
 
@@ -31,7 +29,6 @@ logger = logging.getLogger(__name__)
 _MOST_FILES = 10_000  # of a folder, whose size is told
 _MAX_NAMED = 16  # of the models that are served, in an error
 _LATEST = ":latest"  # Ollama's tag of a name without one
-_LONGEST_FOLDER = 120  # characters of a folder's name that stands for a model
 
 
 class ModelEntry:
@@ -116,11 +113,6 @@ class ModelEntry:
         folder = self.section.given.get("lora_resolver_cache_dir")
         return folder is not None and self.error is None and adapter_in(folder, name) is not None
 
-    @property
-    def shared_kv_folder(self) -> str | None:
-        """The folder of `--kv-offload`, if it was given for all models."""
-        return None if "kv_offload" in self.section.given else self._shared.given.get("kv_offload")
-
 
 class UnitSpec:
     """Entries that are presets of one loaded model: the same file, and the same options of the engine but its context.
@@ -139,7 +131,7 @@ class UnitSpec:
 
     @cached_property
     def options(self) -> ServeOptions:
-        """Those of its first entry, with the longest context, and a folder of its own for KV blocks."""
+        """Those of its first entry, with the longest context."""
         return self._joined([entry.options for entry in self.entries], is_encoder=self.entries[0].is_named_encoder)
 
     @cached_property
@@ -148,15 +140,11 @@ class UnitSpec:
         return self._joined([entry.encoder_options for entry in self.entries], is_encoder=True)
 
     def _joined(self, options: Sequence[ServeOptions], *, is_encoder: bool) -> ServeOptions:
-        first = self.entries[0]
-        changed: dict[str, Any] = {}
         lengths = [one.engine.max_model_len for one in options]
         longest = None if None in lengths else max(filter(None, lengths))
-        if longest != lengths[0]:
-            changed["max_model_len"] = longest
-        if first.shared_kv_folder is not None and not is_encoder:
-            changed["kv_offload"] = os.path.join(first.shared_kv_folder, folder_name(self.name))
-        return first.options_with(changed, is_encoder=is_encoder) if changed else options[0]
+        if longest == lengths[0]:
+            return options[0]
+        return self.entries[0].options_with({"max_model_len": longest}, is_encoder=is_encoder)
 
 
 def group_into_units(entries: Iterable[ModelEntry]) -> list[UnitSpec]:
@@ -187,14 +175,6 @@ def _share_an_engine(one: ModelEntry, other: ModelEntry) -> bool:
 
 def _loaded_as(options: ServeOptions) -> tuple[object, object]:
     return replace(options.engine, model="", max_model_len=None), options.encoders
-
-
-def folder_name(model: str) -> str:
-    """A name for a folder that stands for a model: safe whatever the model's name is, and another for each."""
-    name = quote(model, safe="")
-    if len(name) <= _LONGEST_FOLDER:
-        return name
-    return f"{name[:_LONGEST_FOLDER]}-{hashlib.sha256(model.encode()).hexdigest()[:16]}"
 
 
 class NotServedError(ApiError):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tidewheel.engine.errors import ModelError
-from tidewheel.server.hosting.catalog import Catalog, NotServedError, folder_name, group_into_units
+from tidewheel.server.hosting.catalog import Catalog, NotServedError, group_into_units
 from tidewheel.server.hosting.near_names import near_names
 from tidewheel.server.options.hosting import ModelSection
 from tidewheel.server.options.serve import parse_options
@@ -208,15 +208,6 @@ def test_a_context_that_is_left_open_is_the_longest_and_never_is_the_longest_tim
     sections = "models:\n  a: {model: m, max-model-len: 4k, idle: 5}\n  b: {model: m, idle: 0}\n"
     (unit,) = group_into_units(of_file(tmp_path, sections).entries)
     assert (unit.options.engine.max_model_len, unit.idle_s) == (None, None)
-
-
-def test_each_unit_has_a_folder_of_its_own_for_kv_blocks(tmp_path: Path) -> None:
-    sections = "models:\n  a/b: {model: x}\n  same: {model: x}\n  c: {model: y, kv-offload: own}\n"
-    first, own = group_into_units(of_file(tmp_path, sections, "--kv-offload=kept").entries)
-    assert [entry.name for entry in first.entries] == ["a/b", "same"]
-    assert (first.options.engine.kv_offload, own.options.engine.kv_offload) == ("kept/a%2Fb", "own")
-    assert len(folder_name("é" * 200)) < 200
-    assert folder_name("é" * 200) != folder_name("é" * 199)
 
 
 def test_a_model_is_found_by_all_its_names(tmp_path: Path) -> None:
