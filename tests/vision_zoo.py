@@ -45,6 +45,12 @@ _GRANITE = {
     "residual_multiplier": 0.5,
     "attention_multiplier": 0.2,
 }
+_COHERE2 = {
+    **_TEXT,
+    "model_type": "cohere2",
+    "layer_types": ["sliding_attention", "full_attention"],
+    "logit_scale": 1.0,  # which transformers forgets in models that see images
+}
 _QWEN3_5 = {
     "model_type": "qwen3_5_text",
     "layer_types": ["linear_attention", "full_attention"],
@@ -865,12 +871,7 @@ CASES: dict[str, VisionCase] = {
         "AyaVisionForConditionalGeneration",
         "AyaVisionConfig",
         {**_SIGLIP, "model_type": "siglip_vision_model", "vision_use_head": False},
-        {
-            **_TEXT,
-            "model_type": "cohere2",
-            "layer_types": ["sliding_attention", "full_attention"],
-            "logit_scale": 1.0,  # which transformers forgets here
-        },
+        _COHERE2,
         "GotOcr2ImageProcessorPil",
         {"size": {"height": 32, "width": 32}, "max_patches": 6},
         "AyaVisionProcessor",
@@ -886,6 +887,25 @@ CASES: dict[str, VisionCase] = {
         },
         ("<|START_OF_IMG|>", "<|IMG_PATCH|>", "<|END_OF_IMG|>"),
         "see <image>what",
+        {"alignment_intermediate_size": 40},
+    ),
+    "command-vision": VisionCase(
+        "Cohere2VisionForConditionalGeneration",
+        "Cohere2VisionConfig",
+        {**_SIGLIP, "model_type": "siglip_vision_model", "vision_use_head": False},
+        _COHERE2,
+        "",
+        {"size": {"height": 32, "width": 32}, "max_patches": 6, "crop_to_patches": True, "resample": 3},
+        "Cohere2VisionProcessor",
+        {
+            "image_token": "<|IMG_PATCH|>",
+            "patch_size": 4,
+            "boi_token": "<|START_OF_IMG|>",
+            "eoi_token": "<|END_OF_IMG|>",
+            "img_line_break_token": "<|IMG_LINE_BREAK|>",
+        },
+        ("<|START_OF_IMG|>", "<|IMG_PATCH|>", "<|END_OF_IMG|>", "<|IMG_LINE_BREAK|>"),
+        "see <|IMG_PATCH|>what",
         {"alignment_intermediate_size": 40},
     ),
     "minicpm-v2.6": _RESAMPLED,
@@ -996,7 +1016,8 @@ class TorchvisionProcessor:
     """One that wants torchvision: its own code, but Pillow resizes, and what else torchvision does is written here."""
 
     def __init__(self, case: VisionCase) -> None:
-        model = {"Llama4Processor": "llama4", "Gemma4UnifiedProcessor": "gemma4_unified"}[case.processor]
+        models = {"Llama4Processor": "llama4", "Gemma4UnifiedProcessor": "gemma4_unified"}
+        model = {**models, "Cohere2VisionProcessor": "cohere2_vision"}[case.processor]
         self._module = _wanting_torchvision(model)
         cls = getattr(self._module, case.processor.replace("Processor", "ImageProcessor"))
         self._processor = cls.__new__(cls)
@@ -1014,7 +1035,8 @@ class TorchvisionProcessor:
             patch.object(self._module, "tvF", functional),
         ):
             inputs = dict(self._processor._preprocess([image], return_tensors="pt", **self._options))
-        return {**inputs, "pixel_values": inputs["pixel_values"].float()}
+        values = inputs["pixel_values"]
+        return {**inputs, "pixel_values": (torch.stack(values) if isinstance(values, list) else values).float()}
 
 
 def _normalized(processor: Any, images: torch.Tensor, mean: Any, std: Any, **options: Any) -> torch.Tensor:
@@ -1022,8 +1044,11 @@ def _normalized(processor: Any, images: torch.Tensor, mean: Any, std: Any, **opt
     return images.sub(mean).div(std)
 
 
-def _rescaled(processor: Any, images: torch.Tensor, rescales: bool, factor: float, *others: Any) -> torch.Tensor:
-    return (images.double() * factor).float()
+def _rescaled(
+    processor: Any, images: torch.Tensor, rescales: bool, factor: float, normalizes: bool, mean: Any, std: Any
+) -> torch.Tensor:
+    rescaled = (images.double() * factor).float()
+    return _normalized(processor, rescaled, mean, std) if normalizes else rescaled
 
 
 def _resized_to(image: torch.Tensor, size: list[int], **options: Any) -> torch.Tensor:
@@ -1168,10 +1193,14 @@ class _KimiProcessor:
         }
 
 
-def _resized(processor: Any, images: torch.Tensor, size: Any, **options: Any) -> torch.Tensor:
-    pillow = Pillow.fromarray(images[0].numpy().transpose(1, 2, 0).copy())
-    resized = np.array(pillow.resize((int(size.width), int(size.height)), Pillow.Resampling.BILINEAR))
-    return torch.from_numpy(resized.transpose(2, 0, 1).copy())[None]
+def _resized(processor: Any, image: torch.Tensor, size: Any, resample: Any = None, **options: Any) -> torch.Tensor:
+    how = Pillow.Resampling(resample or Pillow.Resampling.BILINEAR)
+    sides = (int(size.width), int(size.height))
+    resized = [
+        np.array(Pillow.fromarray(one.numpy().transpose(1, 2, 0).copy()).resize(sides, how)).transpose(2, 0, 1)
+        for one in image
+    ]
+    return torch.from_numpy(np.stack(resized))
 
 
 def processed(case: VisionCase, made: VisionModel, image: Image) -> dict[str, Any]:

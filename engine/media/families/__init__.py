@@ -39,6 +39,7 @@ def vision_of(config: Mapping[str, Any], processor: Mapping[str, Any]) -> Vision
 # By architecture, the module that describes its vision. It is imported when a model has that architecture.
 FAMILIES: Mapping[str, str] = {
     "AyaVisionForConditionalGeneration": "aya_vision",
+    "Cohere2VisionForConditionalGeneration": "aya_vision",
     "Gemma3ForConditionalGeneration": "gemma3",
     "Gemma4ForConditionalGeneration": "gemma4",
     "Gemma4UnifiedForConditionalGeneration": "gemma4_unified",

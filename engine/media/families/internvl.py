@@ -44,8 +44,10 @@ class TiledVision(Vision):
 
     request_fields = frozenset({"min_patches", "max_patches"})
 
-    def __init__(self, settings: ProcessorSettings, side: int, patch: int, merge: int) -> None:
-        require_size(settings, side, 384)
+    def __init__(
+        self, settings: ProcessorSettings, side: int, patch: int, merge: int, *, default_side: int = 384
+    ) -> None:
+        require_size(settings, side, default_side)
         self._side, self._grid, self._merge = side, side // patch, merge
         self._least, self._most = settings.integer("min_patches", 1), settings.integer("max_patches", 12)
         if not self._least <= self._most <= MAX_TILES:
@@ -62,11 +64,15 @@ class TiledVision(Vision):
         if self._most == 1:
             return whole, 1
         height, width = image.shape[:2]
-        columns, rows = nearest_arrangement(self._arrangements, height, width, self._side)
+        columns, rows = self._columns_and_rows(height, width)
         if rows == columns == 1:
             return whole, 1
         tiles = cut(resize(image, rows * self._side, columns * self._side, self._resample), rows, columns)
         return tiles + whole, len(tiles) + 1
+
+    def _columns_and_rows(self, height: int, width: int) -> tuple[int, int]:
+        """Of the tiles of an image."""
+        return nearest_arrangement(self._arrangements, height, width, self._side)
 
     def num_tokens(self, layout: Hashable) -> int:
         assert isinstance(layout, int)

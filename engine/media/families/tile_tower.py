@@ -53,7 +53,7 @@ class TileTower:
         self.hidden, self.width = hidden, hidden * len(self._taken)
         self.tokens = self.grid**2 + (self._has_class and not self._drops_class)
         act, eps = ("quick_gelu", 1e-5) if self._has_class else ("gelu_pytorch_tanh", 1e-6)
-        self._norm = NormSpec("layer", tower.number("layer_norm_eps", eps), bias=True)
+        self.norm = NormSpec("layer", tower.number("layer_norm_eps", eps), bias=True)
         self.layers = (plain_layer(tower, act, eps),) * max(self._taken)
         self.patch_projection = ("patches", ProjectionSpec(self.patches.inputs, hidden, bias=not self._has_class))
         self.tables: tuple[tuple[str, tuple[int, ...]], ...] = (("positions", (self.grid**2, hidden)),)
@@ -66,7 +66,7 @@ class TileTower:
             self.tables = (
                 ("positions", (self.grid**2 + 1, hidden)),
                 ("class", (hidden,)),
-                *norm_tables("pre_norm", self._norm, hidden),
+                *norm_tables("pre_norm", self.norm, hidden),
             )
             self.names |= {"class": "embeddings.class_embedding", "pre_norm": "pre_layrnorm"}
 
@@ -77,7 +77,7 @@ class TileTower:
         patches = patches or self.patches
         if self._has_class:
             rows = yield from embedded_behind_class(tower, patches, tiles)
-            rows = yield from table_normalized(tower, "pre_norm", rows, self._norm)
+            rows = yield from table_normalized(tower, "pre_norm", rows, self.norm)
         else:
             positions = tower.table("positions")
             rows = yield from embedded(
