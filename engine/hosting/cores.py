@@ -35,3 +35,8 @@ class SharedCores:
             if key not in self._threads:
                 self._threads[key] = device.start_threads(groups)
             return self._threads[key]
+
+    def close(self) -> None:
+        """End the threads, once no model is loaded any more."""
+        with self._lock:
+            self._threads.clear()

@@ -118,7 +118,7 @@ def _serve_several(options: ServeOptions, *, shows_banner: bool) -> int:
         names = [entry.name for entry in catalog.entries if entry.error is None]
         if broken := [f"{entry.name} ({entry.error})" for entry in catalog.entries if entry.error is not None]:
             logger.warning("Not served, because they are broken: %s", few(broken))
-        start_logger.info("Serving %d models on %s: %s", len(names), address, few(names))
+        start_logger.info("Serving %s on %s", few(names) or "no models yet", address)
         if shows_banner:
             memory_bytes = options.hosting.memory_bytes(read_memory().available or 0)
             print(hosting_banner(names, memory_bytes, address, page=options.app.web_ui), file=sys.stderr)

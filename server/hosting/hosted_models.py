@@ -65,6 +65,7 @@ class HostedModels:
         for task in self._background:
             task.cancel()
         await self.host.stop()
+        self._shared.cores.close()
 
     def find(self, name: str | None) -> ModelEntry:
         """See Catalog. Loaded models are asked for adapters that they find by themselves."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
 import httpx
 import lora_files
 import pytest
+from cores import one_core
+from server.conftest import ServerProcess
 from server.hosting.conftest import HostServer, StartHost
 
 
@@ -99,3 +102,19 @@ def test_a_name_that_is_not_served_is_a_404_that_tells_near_ones(host: HostServe
     assert answer.status_code == 404
     assert said in answer.json()["error"]["message"]
     assert len(answer.content) < 1500
+
+
+def test_the_command_serves_a_folder_and_ends_with_nothing_left(dummy_model: Path, tmp_path: Path) -> None:
+    shutil.copytree(dummy_model, tmp_path / "tide")
+    (tmp_path / "tide" / "model.safetensors").touch()
+    arguments = ["--models-dir", str(tmp_path), "--load-format", "dummy", "--threads-bind", one_core()]
+    process = ServerProcess(*arguments, "--kv-cache-space", "0.05")
+    try:
+        body = {"model": "tide", "prompt": [40, 41], "max_tokens": 2}
+        assert httpx.post(f"{process.url}/v1/completions", json=body, trust_env=False).status_code == 200
+        process.process.send_signal(signal.SIGTERM)
+        assert process.process.wait(20) == 0
+    finally:
+        process.stop()
+    assert f"Serving tide on {process.url}" in process.log
+    assert "nanobind" not in process.log
