@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from http import HTTPStatus
 from typing import Literal
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from tidewheel.engine.errors import BusyError
 from tidewheel.engine.hosting.units import Progress
 
 from ..api.body import whole_body
@@ -29,6 +31,9 @@ from .unit import LoadedModel
 from .waiting_stream import WaitingStream, waits_in_words
 
 _OF_OLLAMA: Mapping[str, Literal["chat", "generate"]] = {"/api/chat": "chat", "/api/generate": "generate"}
+_SMALL = 2**18  # bytes of a body that never waits for the large ones of others
+_MOST_WAITING = 256 * 2**20  # bytes of all bodies together that wait for models
+
 TICK_S = 1.0
 """Between two comments to a client that waits."""
 
@@ -38,6 +43,18 @@ class Dispatcher:
 
     def __init__(self, models: HostedModels) -> None:
         self._models = models
+        self._waiting_bytes = 0
+
+    @contextmanager
+    def waiting(self, num_bytes: int) -> Iterator[None]:
+        """A body of that size waits for its model. Raises BusyError if too much waits."""
+        if num_bytes > _SMALL and self._waiting_bytes + num_bytes > _MOST_WAITING:
+            raise BusyError("too many large requests wait for models: try again in a few seconds")
+        self._waiting_bytes += num_bytes
+        try:
+            yield
+        finally:
+            self._waiting_bytes -= num_bytes
 
     async def answer_of_encoder(self, request: Request) -> Response:
         """The same for what encoders answer, whose default is the first encoder."""
@@ -54,7 +71,7 @@ class Dispatcher:
         entry = await self._models.default_encoder() if name is None and by_encoder else self._models.find(name)
         on_status = None if adapter is None else noted(request, catalog, adapter, entry)
         if asked.keep_alive_s is None:
-            return _Answer(self._models, entry, body, streams=asked.streams, on_status=on_status)
+            return _Answer(self, self._models, entry, body, streams=asked.streams, on_status=on_status)
         # Who else may use the server may not say what stays loaded for all.
         keep_alive_s = asked.keep_alive_s if current_tenant().administers else None
         kind = _OF_OLLAMA.get(local_path(request.scope))
@@ -64,7 +81,15 @@ class Dispatcher:
                     pass
             return json_response(loaded_answer(asked.name or entry.name, kind, reason="unload"))
         body = without_keep_alive(body)
-        return _Answer(self._models, entry, body, streams=asked.streams, on_status=on_status, keep_alive_s=keep_alive_s)
+        return _Answer(
+            self,
+            self._models,
+            entry,
+            body,
+            streams=asked.streams,
+            on_status=on_status,
+            keep_alive_s=keep_alive_s,
+        )
 
 
 class _Answer(Response):
@@ -72,6 +97,7 @@ class _Answer(Response):
 
     def __init__(
         self,
+        dispatcher: Dispatcher,
         models: HostedModels,
         entry: ModelEntry,
         body: bytearray,
@@ -82,6 +108,7 @@ class _Answer(Response):
     ) -> None:
         super().__init__()
         self._on_status = on_status
+        self._dispatcher = dispatcher
         self._models = models
         self._entry = entry
         self._keep_alive_s = keep_alive_s
@@ -89,6 +116,14 @@ class _Answer(Response):
         self._streams = streams
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._answer(scope, receive, send)
+        except BaseException:
+            if self._on_status is not None:
+                self._on_status(HTTPStatus.INTERNAL_SERVER_ERROR)
+            raise
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._models.is_ready(self._entry):
             async with self._models.lease(self._entry, keep_alive_s=self._keep_alive_s) as loaded:
                 await self._pass_on(loaded, scope, receive, send)
@@ -133,7 +168,7 @@ class _Answer(Response):
                 entering.cancel()
 
             try:
-                with client_watch(receive, leave):
+                with client_watch(receive, leave), self._dispatcher.waiting(self._read.num_bytes):
                     while not entering.done():
                         if stream is not None:
                             await stream.tell(self._entry.name, progress)
@@ -164,6 +199,7 @@ class _Read:
 
     def __init__(self, body: bytes | bytearray) -> None:
         self._message: Message | None = {"type": "http.request", "body": body, "more_body": False}
+        self.num_bytes = len(body)
 
     def then(self, receive: Receive) -> Receive:
         """What gives the body first, and then what is received."""

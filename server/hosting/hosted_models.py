@@ -81,10 +81,9 @@ class HostedModels:
 
         The files of models are looked at for this, in a thread.
         """
-        for entry in self.catalog.entries:
-            if entry.error is None and await asyncio.to_thread(self.unit(entry).is_encoder):
-                return entry
-        return self.catalog.find(None)
+        units = [(entry, self._units[entry.name]) for entry in self.catalog.entries if entry.error is None]
+        found = await asyncio.to_thread(lambda: next((entry for entry, unit in units if unit.is_encoder()), None))
+        return found or self.catalog.find(None)
 
     @property
     def max_values(self) -> int:

@@ -159,3 +159,19 @@ def test_a_server_that_ends_answers_what_runs_and_refuses_what_waits(
         assert any("the server is shutting down" in line for line in comments)
         gate.open.set()
         ending.join()
+
+
+def test_large_requests_that_wait_have_a_limit_together(
+    host: HostServer, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch, "_MOST_WAITING", 500_000)
+    large = {"model": "tiny", **HELLO, "user": "x" * 300_000}
+    first = threading.Thread(target=host.http.post, args=(CHAT,), kwargs={"json": large})
+    first.start()
+    eventually(lambda: host.models.host.status("tiny").waiting == 1, "it does not wait")
+    refused = host.http.post(CHAT, json=large)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "busy")
+    assert "retry-after" in refused.headers
+    gate.open.set()
+    first.join()
+    assert host.http.post(CHAT, json=large).status_code == 200
