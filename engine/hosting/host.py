@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from math import inf
 from typing import Any, TypeVar
 from weakref import WeakSet
 
@@ -49,6 +50,7 @@ class ModelHost:
     Loads wait for room in the order in which they were asked for; one that fits beside those before it goes first. If
     units that run requests have the room, they keep it until their turn is over: `turn_s` seconds, or as long as their
     load took, if that is longer. Then new requests for them wait, so that they come to an end even under steady load.
+    A unit whose last request is done gives up its turn if no other one comes within `linger_s` seconds.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class ModelHost:
         max_loaded: int | None = None,
         wait_s: float = 120.0,
         turn_s: float = 10.0,
+        linger_s: float = 0.1,
         max_waiting: int = 512,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -67,7 +70,8 @@ class ModelHost:
         A request waits for up to `wait_s` seconds until its load begins. At most `max_waiting` requests wait.
         """
         self._budget, self._max_loaded = budget, sys.maxsize if max_loaded is None else max_loaded
-        self._wait_s, self._turn_s, self._max_waiting = wait_s, turn_s, max_waiting
+        self._wait_s, self._max_waiting = wait_s, max_waiting
+        self._turn_s, self._linger_s = turn_s, linger_s
         self._clock = clock
         self._units: dict[str, Hosted] = {}
         self._removed: set[Hosted] = set()  # that are not gone yet
@@ -400,17 +404,22 @@ class ModelHost:
 
     def _evict(self, unit: Hosted, victims: Sequence[Hosted]) -> set[Hosted]:
         """Unload the victims if all are idle. Otherwise, those whose end must be waited for."""
-        busy = [victim for victim in victims if not victim.is_idle]
+        busy = {victim for victim in victims if not victim.is_idle}
+        if not all(victim.state is State.LOADED for victim in busy):
+            return set()
+        # Whoever asks again at once goes on with its turn: models would change places after each request.
+        ends = [
+            min(victim.turn_ends, inf if victim in busy else victim.last_used + self._linger_s) for victim in victims
+        ]
+        rest_s = max(ends, default=0.0) - self._clock()
+        if rest_s > 0:
+            self._turn_timer = asyncio.get_running_loop().call_later(rest_s, self._make_room)
+            return set()
         if not busy:
             self._report(unit, Progress("evicting"))
             for victim in victims:
                 self._start_unload(victim)
-        elif all(victim.state is State.LOADED for victim in busy):
-            rest_s = max(victim.turn_ends for victim in busy) - self._clock()
-            if rest_s <= 0:
-                return set(busy)
-            self._turn_timer = asyncio.get_running_loop().call_later(rest_s, self._make_room)
-        return set()
+        return busy
 
     def _room(self) -> Room:
         held = sum(unit.held_bytes is not None for unit in self._all())

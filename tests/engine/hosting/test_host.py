@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from functools import partial
+from typing import Any
 
 import pytest
 from engine.hosting.scripted_units import Machine, ScriptedLoaded, ScriptedUnit, units
@@ -38,7 +39,8 @@ class Stage:
     def start(self) -> ModelHost:
         loop = asyncio.get_running_loop()
         self.budget = MemoryBudget(TOTAL)
-        self.host = ModelHost(self.units.values(), self.budget, clock=loop.time, **self._options)  # type: ignore[arg-type]
+        options: dict[str, Any] = {"linger_s": 0.0, **self._options}
+        self.host = ModelHost(self.units.values(), self.budget, clock=loop.time, **options)
         return self.host
 
     @property
@@ -138,6 +140,24 @@ def test_steady_requests_for_a_loaded_unit_do_not_keep_others_out() -> None:
         assert 12.0 < begun < 12.0 + 3.0 + 2.5 + 1e-9  # a's turn, what ran at its end, and b's load
         await asyncio.gather(*streams)  # and a comes back
         assert stage.units["a"].num_loads == 2
+
+    play(stage, scene)
+
+
+def test_models_do_not_change_places_after_each_request() -> None:
+    stage = Stage("a", "b", turn_s=10.0, linger_s=0.1)
+    stage.units["b"].size = 8
+
+    async def scene(host: ModelHost) -> None:
+        async def client(name: str) -> None:  # one request after the other
+            for _ in range(20):
+                await stage.use(name, 0.4)
+                await asyncio.sleep(0.02)
+
+        await asyncio.gather(client("a"), client("b"))
+        assert (stage.units["a"].num_loads, stage.units["b"].num_loads) == (1, 1)
+        await stage.use("a")  # after the rest of b's turn, which nobody uses
+        assert stage.now < 20 * 0.42 * 2 + 2 * 2.0 + 2 * 0.5 + 2.0 + 0.3
 
     play(stage, scene)
 

@@ -55,6 +55,7 @@ class Scene(NamedTuple):
     units: list[dict[str, object]]
     max_loaded: int | None
     wait_s: float
+    linger_s: float
     moves: list[tuple[float, Request | Unload | Replace | Die]]
 
 
@@ -92,7 +93,13 @@ def scenes(draw: st.DrawFn) -> Scene:
     )
     move = st.one_of(request, request, request, others)
     moves = st.lists(st.tuples(st.sampled_from([0.0, 0.0, 0.2, 3.0]), move), min_size=1, max_size=40)
-    return Scene(units, draw(st.sampled_from([None, 1, 2])), draw(st.sampled_from([6.0, 1e5])), draw(moves))
+    return Scene(
+        units,
+        draw(st.sampled_from([None, 1, 2])),
+        draw(st.sampled_from([6.0, 1e5])),
+        draw(st.sampled_from([0.0, 1.0])),
+        draw(moves),
+    )
 
 
 class Play:
@@ -114,6 +121,7 @@ class Play:
             self.budget,
             max_loaded=self.scene.max_loaded,
             wait_s=self.scene.wait_s,
+            linger_s=self.scene.linger_s,
             clock=self.loop.time,
         )
         told: list[Event] = []
