@@ -61,7 +61,7 @@ def states(host: HostServer) -> dict[str, str]:
 
 
 def soon(check: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 100
+    deadline = time.monotonic() + 60
     while not check():
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -177,9 +177,7 @@ def test_what_cannot_be_pulled_or_copied(host: HostServer, client: ollama.Client
             client.pull(name)
         assert refused.value.status_code == 400
     with pytest.raises(ollama.ResponseError, match=r"the disk of .* has .* GiB free"):
-        client.pull("own/huge")
-    with pytest.raises(ollama.ResponseError, match="own/none is neither a folder here nor a model"):
-        list(client.pull("own/none", stream=True))
+        list(client.pull("own/huge", stream=True))
     for name, why in {"two": "names a model already", "../x": "must not look like a path", "a\nb": "shown"}.items():
         with pytest.raises(ollama.ResponseError, match=why):
             client.copy("one", name)
@@ -194,7 +192,8 @@ def test_a_cancelled_pull_leaves_nothing_begun(host: HostServer, hub: FakeHub, f
     hub.may_send.clear()
     try:
         with host.http.stream("POST", "/api/pull", json={"model": "own/other"}) as stream:
-            assert json.loads(next(stream.iter_lines()))["status"] == "pulling manifest"
+            lines = stream.iter_lines()  # which would close the stream without a name
+            assert json.loads(next(lines))["status"] == "pulling manifest"
             assert states(host)["own/other"] == "downloading"
             soon(begun)
         soon(lambda: "own/other" not in states(host))
