@@ -34,10 +34,11 @@ class RouterCards:
 
     def all(self) -> list[RouterCard]:
         """All, in the catalog's order, and models that are being downloaded."""
-        cards = [self.card(entry) for entry in self._models.catalog.entries]
-        names = {card.id for card in cards}
-        pulls = {} if self._management is None else self._management.pulls.running
-        return [*cards, *(self._downloading(name, pull) for name, pull in pulls.items() if name not in names)]
+        cards = {entry.name: self.card(entry) for entry in self._models.catalog.entries}
+        for name, pull in ({} if self._management is None else self._management.pulls.running).items():
+            if name not in cards or cards[name].status.value == "unloaded":  # some of its files may be here already
+                cards[name] = self._downloading(name, pull)
+        return [*cards.values()]
 
     def card(self, entry: ModelEntry) -> RouterCard:
         """One model."""

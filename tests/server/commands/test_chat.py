@@ -352,6 +352,16 @@ def test_reasoning_is_no_part_of_what_a_pipe_gets(
     assert client.tokens_per_second > 0
 
 
+def test_what_the_server_says_of_a_load_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = b': loading m 40%\n\ndata: {"choices": [{"delta": {"content": "a"}}]}\n\ndata: [DONE]\n'
+    client = ChatClient("http://127.0.0.1:9", model="m", system=None, api_key=None)
+    monkeypatch.setattr(client, "models", dict)
+    monkeypatch.setattr(client, "request", lambda *a: contextlib.nullcontext(io.BytesIO(stream)))
+    told: list[str] = []
+    client.on_wait = told.append
+    assert ("".join(client.ask("?")), told) == ("a", ["loading m 40%"])
+
+
 def test_the_speed_counts_the_last_token_though_it_has_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
     delta = b'data: {"choices": [{"delta": {"content": "a"}, "finish_reason": null}]}\n'
     end = b'data: {"choices": [{"delta": {}, "finish_reason": "stop"}]}\n'

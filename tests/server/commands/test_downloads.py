@@ -25,6 +25,7 @@ from engine.weights.quantized.checkpoint_formats import FORMATS, save
 from fake_hub import COMMITS, Claimed, FakeHub, fake_hub
 from samples import swept
 
+import tidewheel
 from tidewheel.engine.weights.checkpoint import shapes_in
 
 NEEDED = ("gguf", "torch", "tidewheel._native")
@@ -273,6 +274,16 @@ def test_the_progress_for_programs_only_grows(shell: Shell) -> None:
     assert [json.loads(line) for line in again.out.splitlines()] == [last]
     assert (pulled.err, missing.out, missing.code) == ("", "", 1)
     assert missing.err.startswith("tidewheel pull: own/none is neither")
+
+
+def test_a_disk_that_gets_full_leaves_nothing_begun(shell: Shell) -> None:
+    main = str(Path(tidewheel.__file__).with_name("__main__.py"))
+    pull = ["sh", "-c", 'ulimit -f 8; exec "$@"', "sh", sys.executable, main, "pull", "own/model", "--json"]
+    environment = shell.hub.environment(shell.home)
+    done = subprocess.run(pull, env=environment, cwd=shell.home, capture_output=True, text=True, check=False)
+    assert (done.returncode, "path" in done.stdout) == (1, False)
+    assert re.fullmatch(r"tidewheel pull: own/model could not be downloaded from .*File too large.*\n", done.stderr)
+    assert [path for path in shell.home.rglob("*") if path.suffix in (".incomplete", ".safetensors")] == []
 
 
 def test_what_cannot_be_pulled_is_refused(shell: Shell) -> None:
