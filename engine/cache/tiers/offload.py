@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 from msgspec import Struct
@@ -23,15 +23,22 @@ from ..identity import Digest
 from ..manager import CachedSequence, CacheManager, Prefix
 from .disk import DiskTier, Reading, TierStats
 
-if TYPE_CHECKING:
-    from ...hosting.turns import Turn
-
 _STEP_SHARE = 0.1  # of the longest step, for copies before it
 _BATCH_BYTES = 8 << 20  # copied without looking at the clock
 _MAX_LOOKED_AT = 4096  # blocks that are on disk already, in one batch
 _MAX_READINGS = 16
 _LONGEST_READING_S = 5.0
 _LONGEST_SAVING_S = 5.0  # when the server stops
+
+
+class Turn(Protocol):
+    """A thread's turns on cores that several models share: see `hosting/turns.py`."""
+
+    def take(self) -> object:
+        """Wait for the cores."""
+
+    def give_back(self) -> None:
+        """Leave them to others."""
 
 
 class OffloadStats(Struct, frozen=True):
