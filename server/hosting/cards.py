@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Literal
 
 from msgspec import UNSET, structs
@@ -32,13 +32,26 @@ class RouterCards:
         self._management = management
         self._created = int(time.time())
 
-    def all(self) -> list[RouterCard]:
-        """All, in the catalog's order, and models that are being downloaded."""
-        cards = {entry.name: self.card(entry) for entry in self._models.catalog.entries}
-        for name, pull in ({} if self._management is None else self._management.pulls.running).items():
-            if name not in cards or cards[name].status.value == "unloaded":  # some of its files may be here already
-                cards[name] = self._downloading(name, pull)
-        return [*cards.values()]
+    def all(self) -> Iterator[RouterCard]:
+        """All, in the catalog's order, and then models that are being downloaded.
+
+        They may be asked for one after the other: a model that is gone meanwhile is left out.
+        """
+        pulls = {} if self._management is None else dict(self._management.pulls.running)
+        for entry in self._models.catalog.entries:
+            if self._models.knows(entry):
+                card = self.card(entry)
+                pull = pulls.pop(entry.name, None)
+                # Some of its files may be here already.
+                yield card if pull is None or card.status.value != "unloaded" else self._downloading(entry.name, pull)
+        for name, pull in pulls.items():
+            yield self._downloading(name, pull)
+
+    def loaded(self) -> Iterator[RouterCard]:
+        """Those of the loaded models."""
+        for entry in self._models.catalog.entries:
+            if entry.error is None and self._models.status(entry).state is State.LOADED:
+                yield self.card(entry)
 
     def card(self, entry: ModelEntry) -> RouterCard:
         """One model."""

@@ -121,6 +121,10 @@ class HostedModels:
         self.follow()
         return changes
 
+    def knows(self, entry: ModelEntry) -> bool:
+        """Whether an entry is still served, or has an error for all who ask for it."""
+        return entry.error is not None or entry.name in self._units
+
     def names_of(self, unit: str) -> list[str]:
         """The names of the entries of a unit."""
         return [name for name, one in self._units.items() if one.name == unit]

@@ -15,7 +15,7 @@ from tidewheel.engine.errors import ModelError, TidewheelError, quoted
 from tidewheel.engine.hosting.units import UnitBusyError
 
 from ..api.body import whole_body
-from ..api.json_response import json_response
+from ..api.json_response import HOLE, JsonParts, filled, json_response, listed
 from ..errors import ApiError, bad_request
 from ..http.rights import require_administrator
 from ..openapi.document import operation
@@ -70,7 +70,7 @@ class ModelsEndpoints:
             for entry in (await self._models.rescan()).removed:
                 self._events.removed(entry.name)
             self._events.reloaded()
-        return json_response(RouterModels(data=self._cards.all()))
+        return JsonParts(filled(RouterModels(data=HOLE), listed(self._cards.all())))
 
     @operation("Load a model in the background", ModelRequest, Success, example=_NAME, waits=False)
     async def _load(self, request: Request) -> Response:

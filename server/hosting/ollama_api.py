@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from datetime import datetime, timezone
 from http import HTTPStatus
@@ -16,7 +16,7 @@ from starlette.routing import Route
 from tidewheel.engine.errors import ModelError
 
 from ..api.body import whole_body
-from ..api.json_response import json_response
+from ..api.json_response import HOLE, JsonParts, filled, json_response, listed
 from ..api.ollama_models import NEVER, created_at, details_of, digest_of, version_and_refused
 from ..client_watch import client_watch
 from ..errors import ApiError, ClientGone, bad_request
@@ -76,29 +76,12 @@ class HostedOllamaEndpoints:
 
     @operation("List all models in Ollama's shapes", response=OllamaModels, error=OllamaError)
     async def _tags(self, request: Request) -> Response:
-        models = []
-        for card in self._cards.all():
-            if card.status.value == "downloading":
-                continue
-            name, info = tagged(card.id), self._cards.info(card.id)
-            models.append(
-                OllamaModel(
-                    name=name,
-                    model=name,
-                    modified_at=created_at(card),
-                    size=int(info.get("weight_bytes", 0)) or card.file_bytes,
-                    digest=digest_of(card),
-                    details=details_of(info),
-                )
-            )
-        return json_response(OllamaModels(models))
+        return JsonParts(filled(OllamaModels(models=HOLE), listed(self._tagged())))
 
     @operation("List the loaded models in Ollama's shapes", response=OllamaRunningModels, error=OllamaError)
     async def _running(self, request: Request) -> Response:
         models = []
-        for card in self._cards.all():
-            if card.status.value != "loaded":
-                continue
+        for card in self._cards.loaded():
             name, info = tagged(card.id), self._cards.info(card.id)
             size = card.memory_bytes or int(info.get("weight_bytes", 0))
             models.append(
@@ -114,6 +97,19 @@ class HostedOllamaEndpoints:
                 )
             )
         return json_response(OllamaRunningModels(models))
+
+    def _tagged(self) -> Iterator[OllamaModel]:
+        for card in self._cards.all():
+            if card.status.value != "downloading":
+                name, info = tagged(card.id), self._cards.info(card.id)
+                yield OllamaModel(
+                    name=name,
+                    model=name,
+                    modified_at=created_at(card),
+                    size=int(info.get("weight_bytes", 0)) or card.file_bytes,
+                    digest=digest_of(card),
+                    details=details_of(info),
+                )
 
     @operation(
         "One model in Ollama's shapes; a model that is not loaded is known by its files alone",
