@@ -7,6 +7,8 @@ from typing import Any
 
 import httpx
 import pytest
+from cores import one_core
+from server.conftest import ServerProcess
 from server.hosting.conftest import HostServer, StartHost
 
 from tidewheel.server.openapi.document import declared
@@ -131,3 +133,20 @@ def test_the_size_of_a_model_is_that_of_its_files_until_it_is_loaded(
     assert sizes(host) == {"one": files, "two": files}
     assert ask(host, "two").status_code == 200
     assert sizes(host) == {"one": files, "two": host.http.get("/server_info").json()["memory_used_bytes"]}
+
+
+def test_the_command_ends_with_its_answers_given_and_nothing_left(dummy_model: Path, other_model: Path) -> None:
+    models = (f"--model=one={dummy_model}", f"--model=two={other_model}", "--load-format", "dummy")
+    process = ServerProcess(*models, "--threads-bind", one_core())
+    try:
+        body = {"model": "two", "prompt": "x", "max_tokens": 300, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", f"{process.url}/v1/completions", json=body, timeout=60, trust_env=False) as answer:
+            lines = answer.iter_lines()
+            while not next(lines).startswith("data: "):
+                pass
+            process.process.terminate()
+            assert [line for line in lines if line][-1] == "data: [DONE]"
+        assert process.process.wait(30) == 0
+    finally:
+        process.stop()
+    assert "leaked" not in process.log  # by nanobind, which tells of what is there at the end
