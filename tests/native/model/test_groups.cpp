@@ -187,10 +187,10 @@ TEST_CASE("and whenever a worker that was lent comes back") {
     for (const Groups& groups : {Groups{{0, 1}}, Groups{{0, 1}, {0, 1, 0}}}) {
       SmallModel model(kernels, format, type, groups);
       for (int round = 0; round < 6; round += kStride) {
-        model.executor.yield_core();
+        model.executor.pool()->yield_core();
         std::thread borrower([&] {
           std::this_thread::sleep_for(std::chrono::microseconds(round * 200));
-          model.executor.reclaim_core();
+          model.executor.pool()->reclaim_core();
         });
         CHECK(model.run({150, 5}, 3) == expected);
         borrower.join();
