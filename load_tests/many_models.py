@@ -27,8 +27,8 @@ from storm import Storm, StormError
 from target import WORDS
 from verdict import verdict
 
-_ROUND = 20  # requests to each model
-_IDLE_S = 2.0  # after which the server unloads a model
+_ROUND = 10  # requests to each model
+_IDLE_S = 1.0  # after which the server unloads a model
 _UNLOAD_TIMEOUT_S = 120
 _SETTLE_S = 30.0  # in which freed memory goes back to the system
 _TIMEOUT_S = 120  # of a request, which may wait for other models
@@ -115,7 +115,7 @@ class Watch:
             await asyncio.sleep(0.1)
 
 
-async def settled_mib(pid: int, most: float = 0.0) -> float:
+async def settled_mib(pid: int, most: float) -> float:
     """The process's memory as soon as it is not above `most`, or after a while."""
     deadline = time.monotonic() + _SETTLE_S
     while (memory := memory_mib(pid)) > most and time.monotonic() < deadline:  # noqa: ASYNC110 (another process's)
@@ -133,13 +133,14 @@ async def soak(url: str, pid: int, options: argparse.Namespace) -> list[str]:
             else Storm(url, name, options.cases, options.max_tokens, seed=options.seed)
             for name in await watch.look()
         }
+        watching = asyncio.create_task(watch.run())
         for clients in storms.values():
             await clients.learn()
         await asyncio.gather(*(clients.run(_ROUND, options.concurrency) for clients in storms.values()))
         await watch.all_unloaded()
-        before = await settled_mib(pid)
+        before = memory_mib(pid)
         print(f"{'':8}  {'':>16}  {before:8.1f} MiB without models", flush=True)
-        watching, started = asyncio.create_task(watch.run()), time.monotonic()
+        started = time.monotonic()
 
         async def storm(clients: Clients) -> None:
             while time.monotonic() - started < options.seconds and not clients.wrong:

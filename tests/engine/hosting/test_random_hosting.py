@@ -219,7 +219,7 @@ class Play:
             assert not loaded.closed
 
 
-@settings(max_examples=40)
+@settings(max_examples=30)
 @given(scenes())
 def test_the_books_balance_and_no_request_is_lost(scene: Scene) -> None:
     run(Play(scene).run())
