@@ -11,6 +11,8 @@ from weakref import WeakSet
 
 from msgspec import to_builtins
 
+from tidewheel.engine.hosting.units import State
+
 from ..generation.frames import event
 from ..protocol.router import ModelEvent
 from .cards import status_of
@@ -108,6 +110,8 @@ class ModelEvents:
 
     async def _follow(self) -> None:
         async for happened in self._models.host.events():
+            if happened.state is State.UNLOADING:  # for which llama.cpp has no word
+                continue
             for name in self._models.names_of(happened.name):
                 status = to_builtins(status_of(happened))
                 status["status"] = status.pop("value")
