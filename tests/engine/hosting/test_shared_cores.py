@@ -113,6 +113,7 @@ def test_a_model_loads_in_the_background_and_then_has_no_threads_of_its_own(
     options: EngineOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cores, lowest = SharedCores(), []
+    folder = str(zoo.native_folder("bert"))  # what makes it has threads of its own
     config = {"method": "draft_model", "model": options.model, "num_speculative_tokens": 2}
     drafted = replace(options, speculative=SpeculativeOptions(speculative_config=config))
     engines = [loaded(options, cores)]
@@ -126,9 +127,7 @@ def test_a_model_loads_in_the_background_and_then_has_no_threads_of_its_own(
     monkeypatch.setattr(CpuExecutor, "warm_up", warm_up)
     try:
         engines += [loaded(replace(options, seed=1), cores), loaded(drafted, cores)]
-        encoders = load_model_alone(
-            EngineOptions(str(zoo.native_folder("bert"))), EncoderOptions(), ["it"], cores=cores
-        )
+        encoders = load_model_alone(EngineOptions(folder), EncoderOptions(), ["it"], cores=cores)
         encoders.close()
         assert min(lowest) == min(normal + 10, 19)
         wait_until(lambda: threads() == (num_threads, {normal}))
