@@ -61,6 +61,11 @@ class ModelEngines:
         if self.chat is not None:
             self.chat.warm_up()
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is generated."""
+        return self.chat is None or self.chat.is_idle
+
     async def drain(self, timeout_s: float) -> None:
         """Refuse new requests and wait for those that run; after `timeout_s` abort the rest."""
         await asyncio.gather(*(engine.drain(timeout_s) for engine in self._all))

@@ -275,8 +275,13 @@ class Engine:
 
         The first grammar would do it, but it holds the GIL for tens of milliseconds: streams would stand still.
         """
-        if self._refusal is None and not self._streams:
+        if self._refusal is None and self.is_idle:
             self.grammars.warm_up()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request has a stream here."""
+        return not self._streams
 
     @property
     def is_alive(self) -> bool:

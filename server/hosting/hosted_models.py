@@ -178,9 +178,10 @@ class HostedModels:
         return any(model.engines.has_stalled for model in self.loaded)
 
     def warm_up(self) -> None:
-        """Prepare for what requests may ask for, unless some are there."""
-        for model in self.loaded:
-            model.engines.warm_up()
+        """Prepare for what requests may ask for, unless some are there: what prepares one model stalls the others."""
+        if all(model.engines.is_idle for model in self.loaded):
+            for model in self.loaded:
+                model.engines.warm_up()
 
     async def drain(self, timeout_s: float) -> None:
         """Refuse new requests and wait for those that run; after `timeout_s` abort the rest."""
