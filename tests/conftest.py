@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import logging
 from collections.abc import Generator, Iterator
 
 import certifi
@@ -52,3 +53,12 @@ def _few_authorities(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(certifi, "where", lambda: str(path))
         yield
+
+
+@pytest.fixture(autouse=True)
+def _level_of_the_log() -> Iterator[None]:
+    """Commands that run in this process set it, and other tests count what is logged."""
+    logger = logging.getLogger("tidewheel")
+    level = logger.level
+    yield
+    logger.setLevel(level)

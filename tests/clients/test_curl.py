@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,8 @@ import tokenizers
 from cores import one_core
 from server.conftest import ServerProcess
 from system_tools import require
+
+from tidewheel.server.options.model import DEMO_MODEL
 
 ROOT = Path(__file__).parents[2]
 SHELL_BLOCK = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -73,6 +76,15 @@ def everything(dummy_model: Path, tmp_path_factory: pytest.TempPathFactory) -> I
     process.stop()
 
 
+@pytest.fixture
+def folder_of_models(tmp_path: Path) -> Iterator[ServerProcess]:
+    """A server of a folder with the model that docs/many-models.md asks for."""
+    shutil.copytree(DEMO_MODEL, tmp_path / "qwen3-8b-Q4_K_M")
+    process = ServerProcess("--models-dir", str(tmp_path), "--kv-cache-space", "0.05", "--threads-bind", one_core())
+    yield process
+    process.stop()
+
+
 def run(curl: str, command: str) -> str:
     """What a command prints. It fails where the server refuses."""
     options = "--silent --show-error --fail-with-body --noproxy '*' --max-time 60"
@@ -88,6 +100,8 @@ def test_the_documentations_commands(page: Path, curl: str, request: pytest.Fixt
     server, adapters = request.getfixturevalue("demo_server"), None
     if page.name in ON_ANOTHER_MODEL:
         server, adapters = request.getfixturevalue("everything")
+    if page.name == "many-models.md":
+        server = request.getfixturevalue("folder_of_models")
     if page.name == "structured-output.md":
         pytest.importorskip("llguidance")  # not there on every machine
     for command in commands_of(page):

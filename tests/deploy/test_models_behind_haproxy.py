@@ -71,6 +71,8 @@ def proxy(replicas: list[Replica], tmp_path: Path) -> Iterator[Proxy]:
     chat = "\n" + re.sub(r"^#     (?!#)", "    ", section, flags=re.MULTILINE)
     coder = chat.replace("model-chat", "model-org-coder").replace("model=chat", "model=org/coder")
     source = tmp_path / "source.cfg"
+    # Else a check may take no longer than the time until the next one.
+    text = text.replace("    timeout connect 2s\n", "    timeout connect 2s\n    timeout check 10s\n")
     source.write_text((text + chat + coder).replace("inter 2s fall 2", "inter 100ms fall 1"))
     proxy = Proxy("haproxy", [server.port for server in replicas], tmp_path, source)
     yield proxy
