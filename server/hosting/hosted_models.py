@@ -26,6 +26,8 @@ from .unit import LoadedModel, ModelUnit, Shared
 
 logger = logging.getLogger(__name__)
 
+_SETTLED_S = 10.0  # after which a model that was loaded is likely to stay
+
 
 class HostedModels:
     """All models of a server. An engine that fails ends only its own model. See `Engines` of http/server.py."""
@@ -178,8 +180,13 @@ class HostedModels:
         return any(model.engines.has_stalled for model in self.loaded)
 
     def warm_up(self) -> None:
-        """Prepare for what requests may ask for, unless some are there: what prepares one model stalls the others."""
-        if all(model.engines.is_idle for model in self.loaded):
+        """Prepare for what requests may ask for, where models stay and nothing runs.
+
+        It takes a core for half a second, and the interpreter's lock: streams of other models would stand still, and
+        switching between models would take twice as long.
+        """
+        settled = time.monotonic() - _SETTLED_S
+        if all(model.engines.is_idle and model.loaded_at < settled for model in self.loaded):
             for model in self.loaded:
                 model.engines.warm_up()
 

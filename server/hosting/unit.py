@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -49,6 +50,7 @@ class LoadedModel:
         """
         self.engines = engines
         self.models = models
+        self.loaded_at = time.monotonic()
         self._make_model = make_model
         self._apps = {name: _application(model) for name, model in models.items()}
         self.on_close: Callable[[], None] = lambda: None
