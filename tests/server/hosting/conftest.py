@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import shutil
 import socket
 import threading
@@ -25,6 +26,8 @@ class HostServer:
     """A server of the models that a command line names, over a real socket."""
 
     def __init__(self, *arguments: str) -> None:
+        # A unit's end looks for garbage in all objects, of which a process of tests has far more than a server.
+        gc.freeze()
         options = parse_options(arguments, {})
         self._server = build_host_server(options, Catalog(options), find_resources(options.app), None)
         self.models = cast("HostedModels", self._server._engines)
