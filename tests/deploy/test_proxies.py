@@ -127,7 +127,6 @@ def test_a_conversation_stays_where_its_prefix_is_cached(
         after = [metric(server.url, "prompt_tokens_total") for server in replicas]
         return [now > then for now, then in zip(after, before, strict=True)]
 
-    moved = 0
     for number in range(24):  # a hash may give one server two thirds of them
         if number >= 4 and all(asked()):
             break
@@ -146,13 +145,11 @@ def test_a_conversation_stays_where_its_prefix_is_cached(
         known = 0
         for _ in range(3):
             answer = chat(proxy.url, messages, max_tokens=8, **options).json()
-            moved += answer["usage"]["prompt_tokens_details"]["cached_tokens"] < known
+            assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] >= known
             known = (answer["usage"]["prompt_tokens"] // BLOCK - 1) * BLOCK
             messages.append({"role": "assistant", "content": answer["choices"][0]["message"]["content"]})
             messages.append({"role": "user", "content": "And then?"})
     assert all(asked()), "all went to one server"
-    # A proxy that has not seen the end of an answer yet counts it as load, and may spare its server the next request.
-    assert moved <= 1
 
 
 def test_conversations_that_begin_with_a_long_document_stay_too(
