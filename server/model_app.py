@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,7 +13,7 @@ from .api.one_model import one_model_routes
 from .app_frame import app_of
 from .app_options import AppOptions
 from .app_resources import AppResources
-from .garbage import collect_seldom
+from .lifespan import lifespan_of
 from .model_cards import ModelCards
 from .model_engines import ModelEngines
 from .protocol.decode import ParameterNotes
@@ -62,29 +60,17 @@ def app_of_model(
 
         batches = Batches(options.batch_dir, model.batch_rows, model.max_values, model.notes, resources.keys.tenant_of)
 
-    @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        engines.start()
-        if batches is not None:
-            batches.start(app)
-        collections = asyncio.create_task(collect_seldom())
-        try:
-            yield
-        finally:
-            collections.cancel()
-            if batches is not None:
-                await batches.stop()
-            await engines.stop()
-            if responses is not None:
-                await responses.close()
-            model.close()
-            await resources.close()
+    async def close() -> None:
+        if responses is not None:
+            await responses.close()
+        model.close()
+        await resources.close()
 
     return app_of(
         [*model.routes, *(() if batches is None else batches.routes), *model.status_routes, *one_model_routes()],
         options,
         resources,
-        lifespan,
+        lifespan_of(engines, batches, close),
         max_values=model.max_values,
         has_images=model.has_images,
     )

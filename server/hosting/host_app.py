@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
@@ -13,7 +11,7 @@ from ..api.stored_responses import StoredResponsesEndpoints
 from ..app_frame import app_of
 from ..app_options import AppOptions
 from ..app_resources import AppResources
-from ..garbage import collect_seldom
+from ..lifespan import lifespan_of
 from ..protocol.decode import ParameterNotes
 from ..responses.store import Responses
 from .dispatch import Dispatcher
@@ -51,21 +49,9 @@ def build_host_app(
         notes = ParameterNotes(options.unknown_parameters)
         batches = HostBatches(models, options.batch_dir, batch_rows, notes, resources.keys.tenant_of)
 
-    @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        models.start()
-        if batches is not None:
-            batches.start(app)
-        collections = asyncio.create_task(collect_seldom())
-        try:
-            yield
-        finally:
-            collections.cancel()
-            if batches is not None:
-                await batches.stop()
-            await models.stop()
-            await responses.close()
-            await resources.close()
+    async def close() -> None:
+        await responses.close()
+        await resources.close()
 
     dispatcher = Dispatcher(models)
     routes = [
@@ -79,4 +65,6 @@ def build_host_app(
             shows_tokenizer=options.enable_tokenizer_info_endpoint,
         ),
     ]
-    return app_of(routes, options, resources, lifespan, max_values=models.max_values, has_images=True)
+    return app_of(
+        routes, options, resources, lifespan_of(models, batches, close), max_values=models.max_values, has_images=True
+    )
