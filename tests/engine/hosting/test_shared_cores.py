@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import sys
 import threading
@@ -15,6 +14,7 @@ import encoder_zoo as zoo
 import numpy as np
 import pytest
 from optional_packages import require_packages
+from small_chat import small_chat
 from waiting import wait_until
 
 from tidewheel.engine.core.engine import Engine
@@ -34,19 +34,10 @@ from tidewheel.engine.speculation.options import SpeculativeOptions
 pytest.importorskip("tidewheel._native")
 require_packages("transformers")
 
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 128,
-    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 320,
-    "max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
-    "tie_word_embeddings": True,
-}  # fmt: skip
-
 
 @pytest.fixture(scope="module")
 def options(tmp_path_factory: pytest.TempPathFactory) -> EngineOptions:
-    folder = tmp_path_factory.mktemp("chat")
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    return EngineOptions(str(folder), device="cpu", load_format="dummy", skip_tokenizer_init=True, kv_cache_space=0.01)
+    return small_chat(tmp_path_factory.mktemp("chat"))
 
 
 def loaded(options: EngineOptions, cores: SharedCores) -> Engine:
