@@ -23,6 +23,8 @@ def main() -> None:
     from conversion import base  # type: ignore[import-not-found, unused-ignore]
 
     base.TextModel.get_vocab_base_pre = _pre_tokenizer
+    of_tower = base.MmprojModel.filter_tensors.__func__
+    base.MmprojModel.filter_tensors = classmethod(lambda cls, tensor: of_tower(cls, (_published(tensor[0]), tensor[1])))
     is_projector = target.stem.startswith(_PROJECTOR)
     part = target.with_suffix(".part")
     sys.argv = [
@@ -32,6 +34,13 @@ def main() -> None:
     converter.main()
     written = part.with_name(f"{_PROJECTOR}{part.name}")  # some versions put this before the name
     (written if written.exists() else part).rename(target)
+
+
+def _published(name: str) -> str:
+    """The name that the converter knows. Newer versions of transformers write SigLIP's without the part in the middle."""
+    tower, inner = "vision_tower.", "vision_model."
+    is_short = name.startswith(tower) and not name.startswith(tower + inner)
+    return tower + inner + name.removeprefix(tower) if is_short else name
 
 
 def _pre_tokenizer(self: Any, tokenizer: Any) -> str:
