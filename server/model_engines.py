@@ -47,6 +47,11 @@ class ModelEngines:
         return next((engine.failure for engine in self._all if engine.failure is not None), None)
 
     @property
+    def is_writing(self) -> bool:
+        """See Executor."""
+        return any(engine.is_writing for engine in self._all)
+
+    @property
     def is_alive(self) -> bool:
         """Whether a thread of theirs runs."""
         return any(engine.is_alive for engine in self._all)

@@ -284,6 +284,11 @@ class Engine:
         return not self._streams
 
     @property
+    def is_writing(self) -> bool:
+        """See Executor."""
+        return self._executor.is_writing
+
+    @property
     def is_alive(self) -> bool:
         """Whether the engine thread runs."""
         return self._engine_loop.is_alive

@@ -122,6 +122,11 @@ class Executor(ABC):
         """Give memory back that steps can take anew, as none is expected soon."""
         return
 
+    @property
+    def is_writing(self) -> bool:
+        """Whether it still writes what makes the next load faster, which `close` would give up. From any thread."""
+        return False
+
     def stats(self) -> BucketStats | None:
         """What was run since the warm-up; None if launches are not padded to buckets. From any thread."""
         return None

@@ -130,6 +130,11 @@ class TowerExecutor(ABC):
     def table(self, name: str) -> Rows:
         """One of the spec's tables, in float32."""
 
+    @property
+    def is_writing(self) -> bool:
+        """See Executor."""
+        return False
+
     @abstractmethod
     def close(self) -> None:
         """Free the weights. Calling it twice is allowed."""

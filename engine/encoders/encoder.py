@@ -207,6 +207,11 @@ class Encoder(ABC):
         """Give all memory but that of the weights back to the system, until the next call. Nothing runs."""
         self._graph.release_scratch()
 
+    @property
+    def is_writing(self) -> bool:
+        """See Executor."""
+        return self._graph.is_writing
+
     def interrupt(self) -> None:
         """End a running `run`. The encoder cannot be used afterwards."""
         self._graph.interrupt()

@@ -140,6 +140,11 @@ class EncoderEngine:
             encoder.close()
 
     @property
+    def is_writing(self) -> bool:
+        """See Executor."""
+        return any(encoder.is_writing for encoder in self.encoders.values())
+
+    @property
     def is_alive(self) -> bool:
         """Whether a thread of the encoders' own runs."""
         return any(loop.is_alive for loop in self._own_loops)

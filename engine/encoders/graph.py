@@ -78,5 +78,10 @@ class EncoderGraph(ABC):
     def interrupt(self) -> None:
         """Make a run in another thread fail, and all later runs."""
 
+    @property
+    def is_writing(self) -> bool:
+        """See Executor."""
+        return False
+
     def close(self) -> None:  # noqa: B027 - what is freed with the object has nothing to do
         """Free the weights. Nothing runs any more. Calling it twice is allowed."""

@@ -133,6 +133,11 @@ class NativeGraph(EncoderGraph):
         """See EncoderGraph."""
         self._tower.release_scratch()
 
+    @property
+    def is_writing(self) -> bool:
+        """See EncoderGraph."""
+        return self._tower.is_writing
+
     def after_pooling(self, vectors: Floats) -> Floats:
         """The Dense modules, one after the other."""
         for name in self._dense:

@@ -40,6 +40,8 @@ logger = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
 
+_LOOK_S = 0.02
+_LONGEST_WRITE_S = 60.0  # half of the time for which a request waits for room
 _LONGEST_TIMER_S = 86400.0  # longer ones overflow in some event loops
 
 
@@ -301,7 +303,15 @@ class ModelHost:
         assert unit.loaded is not None
         unit.stop_timer()
         loaded, unit.loaded = unit.loaded, None
-        self._start(unit, State.UNLOADING, loaded.close(), self._end_unload)
+        self._start(unit, State.UNLOADING, self._close(unit, loaded), self._end_unload)
+
+    async def _close(self, unit: Hosted, loaded: Loaded) -> None:
+        """Let it write first: units that change places may never stay for so long, and each load would be as slow."""
+        ends = self._clock() + _LONGEST_WRITE_S
+        # What writes is a thread, which knows of no event.
+        while loaded.is_writing and not (self._stopped or unit in self._removed or self._clock() > ends):  # noqa: ASYNC110
+            await asyncio.sleep(_LOOK_S)
+        await loaded.close()
 
     def _start(
         self,

@@ -74,6 +74,10 @@ class Loaded(Protocol):
     def failure(self) -> BaseException | None:
         """What has ended it. The host then unloads it, and the next request loads it anew."""
 
+    @property
+    def is_writing(self) -> bool:
+        """Whether it still writes what makes its next load faster."""
+
     async def close(self) -> None:
         """Free everything. Called once, when it has no leases, or when the host stops."""
 

@@ -155,6 +155,11 @@ class BackgroundWrite:
         )
         self._thread.start()
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it is not done yet."""
+        return self._thread.is_alive()
+
     def cancel(self) -> None:
         """Give up what is not written yet, and wait until the weights are no longer in use."""
         self._stopped.set()

@@ -60,6 +60,11 @@ class LoadedModel:
         """The error that has ended an engine, if one has."""
         return self.engines.failure
 
+    @property
+    def is_writing(self) -> bool:
+        """See Loaded."""
+        return self.engines.is_writing
+
     def app(self, name: str) -> ASGIApp:
         """What answers the requests for an entry, behind the server's own middleware."""
         return self._apps[name]

@@ -31,6 +31,9 @@ class _Beside(Protocol):
 
     def release_scratch(self) -> None: ...
 
+    @property
+    def is_writing(self) -> bool: ...
+
     def close(self) -> None: ...
 
 
@@ -166,6 +169,12 @@ class CpuExecutor(Executor):
         self.native.release_scratch()
         for beside in self._beside:
             beside.release_scratch()
+
+    @property
+    def is_writing(self) -> bool:
+        """See Executor. Its packed weights, and those of what is beside it."""
+        own = self._write is not None and self._write.is_running
+        return own or any(beside.is_writing for beside in self._beside)
 
     def load_lora(self, number: int, adapter: LoraAdapter) -> None:
         """Pack an adapter, from any thread. Raises DeviceError for one that the kernels cannot run."""

@@ -237,6 +237,11 @@ class CpuTower(TowerExecutor):
         if self._native is not None and not self._is_between_turns:
             self._native.release_scratch()
 
+    @property
+    def is_writing(self) -> bool:
+        """See TowerExecutor."""
+        return self._write is not None and self._write.is_running
+
     def close(self) -> None:
         """Free the weights. Calling it twice is allowed."""
         if self._write is not None:

@@ -45,6 +45,7 @@ class ScriptedLoaded:
         self.failure: BaseException | None = None
         self.users = 0
         self.closed = False
+        self.is_writing = False
 
     @contextmanager
     def use(self) -> Iterator[None]:

@@ -611,3 +611,49 @@ def test_the_budget_is_a_share_of_what_is_available() -> None:
     assert half is not None
     assert whole is not None
     assert 0.3 < half / whole < 0.7
+
+
+def test_a_unit_that_writes_for_its_next_load_is_closed_when_it_has_written() -> None:
+    stage = Stage("a", "b", "c", max_loaded=1)
+
+    async def scene(host: ModelHost) -> None:
+        await stage.use("a")
+        loaded = stage.units["a"].loaded
+        assert loaded is not None
+        loaded.is_writing = True
+        asyncio.get_running_loop().call_later(7.0, setattr, loaded, "is_writing", False)
+        begun = stage.now
+        assert await stage.use("b") == pytest.approx(begun + 7.0 + 0.5 + 2.0, abs=0.1)
+        loaded = stage.units["b"].loaded
+        assert loaded is not None
+        loaded.is_writing = True  # to a disk that does not answer
+        begun = stage.now
+        assert await stage.use("c") == pytest.approx(begun + 60.0 + 0.5 + 2.0, abs=0.1)
+        loaded = stage.units["c"].loaded
+        assert loaded is not None
+        loaded.is_writing = True
+        begun = stage.now
+        await host.remove("c")
+        assert stage.now == pytest.approx(begun + 0.5)
+
+    play(stage, scene)
+
+
+def test_a_stop_waits_for_no_writing() -> None:
+    stage = Stage("a", "b")
+
+    async def scene(host: ModelHost) -> None:
+        for name in ("a", "b"):
+            await stage.use(name)
+            loaded = stage.units[name].loaded
+            assert loaded is not None
+            loaded.is_writing = True
+        unloading = asyncio.create_task(host.unload("a"))
+        await asyncio.sleep(1.0)
+        assert stage.states() == {"a": "unloading", "b": "loaded"}
+        begun = stage.now
+        await host.stop()
+        assert stage.now == pytest.approx(begun + 0.5, abs=0.1)
+        await unloading
+
+    play(stage, scene)

@@ -8,6 +8,8 @@ import json
 import logging
 import os
 import resource
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -337,6 +339,46 @@ def test_what_another_is_writing_is_left_to_it_and_what_a_killed_one_left_is_use
         fcntl.flock(file, fcntl.LOCK_EX)
         kept.write(native, threading.Event())
         assert [path.name for path in cache.iterdir()] == [temporary.name]
+    kept.write(native, threading.Event())
+    assert list(cache.iterdir()) == [kept.path]
+    assert kept.read(native)
+
+
+_WRITES_HALF = """
+import sys, threading, time
+import numpy as np
+from tidewheel.engine.weights.packed_cache import PackedCache
+
+class Weights:
+    def __init__(self):
+        self.are_counted = False
+
+    def packed_weights(self):
+        whole = np.arange(100_000).astype(np.uint8)
+        yield whole[:1000]
+        if self.are_counted:
+            print("half", flush=True)
+            time.sleep(60)
+        yield whole[1000:]
+        self.are_counted = True
+
+    def weights_checksum(self):
+        return 7
+
+PackedCache(sys.argv[1], ["a model"]).write(Weights(), threading.Event())
+"""
+
+
+def test_a_process_that_was_killed_while_it_wrote_harms_nothing(cache: Path) -> None:
+    native, kept = FakeWeights(100_000), PackedCache(str(cache), ["a model"])
+    command = [sys.executable, "-c", _WRITES_HALF, str(cache)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "half\n"
+        process.kill()
+    half = kept.path.with_suffix(".tmp")
+    assert (list(cache.iterdir()), half.stat().st_size) == ([half], 4096 + 1000)
+    assert not kept.read(native)
     kept.write(native, threading.Event())
     assert list(cache.iterdir()) == [kept.path]
     assert kept.read(native)
