@@ -7,6 +7,7 @@ import itertools
 import logging
 import random
 import secrets
+import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
@@ -22,7 +23,7 @@ from ..cost_model import CostModel
 from ..devices.bucket_stats import BucketStats
 from ..devices.executor import Executor
 from ..devices.limits import ExecutorLimits
-from ..errors import EngineDeadError
+from ..errors import EngineDeadError, ModelError
 from ..histogram import Histogram
 from ..media.encoder import MediaEncoder
 from ..media.prompt_media import PromptMedia
@@ -172,6 +173,7 @@ class Engine:
             loras.drop = self._drop_lora
         self._watchdog = None if step_timeout_s is None else StepWatchdog(self._engine_loop, step_timeout_s)
         self._has_started = False
+        self._settling: threading.Thread | None = None
         self._refusal: str | None = "the engine has not been started"
         # Asking the system for each would let go of the GIL.
         self._seeds = random.Random(secrets.randbits(256) if seed is None else seed)
@@ -271,12 +273,15 @@ class Engine:
             self._end_stop()
 
     def warm_up(self) -> None:
-        """Prepare for grammars in a thread, unless requests are there.
+        """Prepare for grammars in a thread, and make a lent tokenizer here, unless requests are there.
 
         The first grammar would do it, but it holds the GIL for tens of milliseconds: streams would stand still.
         """
         if self._refusal is None and self.is_idle:
             self.grammars.warm_up()
+            if self.tokenizer.is_lent and self._settling is None:
+                self._settling = threading.Thread(target=self._settle, name="tokenizer", daemon=True)
+                self._settling.start()
 
     @property
     def is_idle(self) -> bool:
@@ -394,6 +399,12 @@ class Engine:
             eos_ids=self._eos_token_ids,
             vocab_size=self.vocab_size,
         )
+
+    def _settle(self) -> None:
+        try:
+            self.tokenizer.settle()
+        except ModelError as error:
+            logger.warning("Another process goes on encoding texts: %s", error)
 
     def _drop_lora(self, number: int) -> None:
         # Behind the aborts of the sequences that have named it.

@@ -55,6 +55,11 @@ class Turns:
                 self._pass_on(now)
 
     @property
+    def is_taken(self) -> bool:
+        """Whether a thread has the cores, from any thread."""
+        return self._holder is not None
+
+    @property
     def num_waiting(self) -> int:
         """How many threads wait for their turn."""
         return len(self._waiting)

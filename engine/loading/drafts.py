@@ -44,14 +44,13 @@ class OpenedDraft(Struct, frozen=True):
         first, *others = groups
         return [GroupBytes(first.window, first.bytes_per_token + self.model.kv_bytes_per_token), *others]
 
-    def require_vocabulary(self, tokenizer: Tokenizer) -> None:
-        """Raises ModelError unless the draft model has the same tokens as the target's `tokenizer`."""
+    def require_vocabulary(self, tokenizer: Tokenizer, own: Tokenizer) -> None:
+        """Raises ModelError unless the draft model's `own` tokens are those of the target's `tokenizer`."""
         if not tokenizer.has_text:
             ours, theirs = self.target.spec.vocab_size, self.model.spec.vocab_size
             if ours != theirs:
                 raise ModelError(f"{self._other_tokens}: it has {theirs} of them, and the model has {ours}")
             return
-        own = self.model.tokenizer()
         for token_id in range(max(tokenizer.vocab_size, own.vocab_size)):
             token, other = tokenizer.id_to_token(token_id), own.id_to_token(token_id)
             if token != other:

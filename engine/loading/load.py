@@ -11,6 +11,7 @@ import math
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, cast
 
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _GIB = 2**30
+_LARGE_VOCABULARY = 32_000  # tokens
 _READING_SHARE = 0.9  # of the progress of a load; warming up is the rest
 
 
@@ -108,11 +110,14 @@ class EngineLoad:
         self._failure: BaseException | None = None
         self._finished = False
         self._cores, self._report = cores, report
-        self._tokenizer_version: FilesVersion = ()
-        if cores is not None and model.tokenizer_source is not None:
+        self._tokenizer_versions: dict[Path, FilesVersion] = {}
+        if cores is not None:
             from ..text.kept_tokenizers import files_version
 
-            self._tokenizer_version = files_version(model.tokenizer_source.path)
+            for opened in (model, *(() if self._draft is None else (self._draft.model,))):
+                if opened.tokenizer_source is not None:
+                    path = opened.tokenizer_source.path
+                    self._tokenizer_versions[path] = files_version(path)
         self._threads = None if cores is None or self._stages else cores.threads_of(model.device)
         self._thread = threading.Thread(target=self._load, name="weights")
 
@@ -198,11 +203,30 @@ class EngineLoad:
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer, which needs no weights. Raises ModelError if there is none, or it is broken."""
-        model = self._model
+        return self._tokenizer_of(self._model)
+
+    def _tokenizer_of(self, model: OpenedModel) -> Tokenizer:
         if self._cores is None or model.tokenizer_source is None:
             return model.tokenizer()
         path, mode = model.tokenizer_source.path, model.tokenizer_mode
-        return self._cores.tokenizers.get(path, self._tokenizer_version, mode, model.tokenizer)
+
+        def make() -> Tokenizer:
+            if self._may_stall(model):
+                from .lent_tokenizer import LentTokenizer, can_be_lent
+
+                if can_be_lent(path):
+                    try:
+                        return LentTokenizer(path)
+                    except ModelError as error:  # if the files are broken, to make it here says how
+                        logger.info("The tokenizer in %s is made in this process: %s", path, error)
+            return model.tokenizer()
+
+        return self._cores.tokenizers.get(path, self._tokenizer_versions[path], mode, make)
+
+    def _may_stall(self, model: OpenedModel) -> bool:
+        """Whether to make its tokenizer may stop the streams of other models. On accelerators, nothing tells of any."""
+        is_large = model.spec.vocab_size >= _LARGE_VOCABULARY and model.tokenizer_mode != "mistral"
+        return is_large and self._cores is not None and (self._threads is None or self._cores.turns.is_taken)
 
     def engine(self) -> Engine:
         """The engine, which still has to be started. Raises ModelError and DeviceError, saying what to change."""
@@ -213,7 +237,7 @@ class EngineLoad:
         speculation = options.speculative.speculation
         tokenizer = self.tokenizer
         if self._draft is not None:
-            self._draft.require_vocabulary(tokenizer)
+            self._draft.require_vocabulary(tokenizer, self._tokenizer_of(self._draft.model))
         executor = self._wait()
         self._check_context(executor.limits)
         # A chat model's files may name the end of a turn in one place and the end of a text in another.

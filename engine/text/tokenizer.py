@@ -53,6 +53,8 @@ class Tokenizer:
     """
 
     has_text = True
+    is_lent = False
+    """Whether another process has made it: see LentTokenizer."""
 
     def __init__(
         self,
@@ -62,7 +64,7 @@ class Tokenizer:
         class_name: str = "",
         chat: ChatEncoder | None = None,
     ) -> None:
-        self._backend = backend
+        self.backend = backend
         self.class_name = class_name
         self.vocab_size = backend.vocab_size
         self.special_tokens_map: SpecialTokens = special_tokens_map or {}
@@ -95,42 +97,50 @@ class Tokenizer:
     @property
     def eos_token_id(self) -> int | None:
         """The id of `eos_token`."""
-        return None if self.eos_token is None else self._backend.token_to_id(self.eos_token)
+        return None if self.eos_token is None else self.backend.token_to_id(self.eos_token)
+
+    @property
+    def is_byte_level(self) -> bool:
+        """Whether its tokens are byte strings, independent of their neighbours."""
+        return self.backend.token_bytes is not None
+
+    def settle(self) -> None:
+        """Make it in this process, if it is lent."""
 
     def require_text(self, param: str) -> None:
         """Raises InvalidRequestError naming `param`, which needs text, if the tokenizer has no text."""
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`, on request with the special tokens that the tokenizer puts around a text."""
-        return self._backend.encode(text, add_special_tokens)
+        return self.backend.encode(text, add_special_tokens)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of `ids`."""
-        return self._backend.decode(ids, skip_special_tokens)
+        return self.backend.decode(ids, skip_special_tokens)
 
     def id_to_token(self, token_id: int) -> str | None:
         """The token as the vocabulary spells it; None if there is no such id."""
-        return self._backend.id_to_token(token_id)
+        return self.backend.id_to_token(token_id)
 
     def token_to_id(self, token: str) -> int | None:
         """The id of a token as the vocabulary spells it; None if there is no such token."""
-        return self._backend.token_to_id(token)
+        return self.backend.token_to_id(token)
 
     def is_special(self, token_id: int) -> bool:
         """Whether the token has no text when special tokens are skipped."""
-        return self._backend.is_special(token_id)
+        return self.backend.is_special(token_id)
 
     def special_ids(self) -> dict[str, int]:
         """The tokens that mark structure, by their names."""
-        ids = (i for i in range(self.vocab_size) if self._backend.is_special(i))
-        return {name: i for i in ids if (name := self._backend.id_to_token(i))}
+        ids = (i for i in range(self.vocab_size) if self.backend.is_special(i))
+        return {name: i for i in ids if (name := self.backend.id_to_token(i))}
 
     def token_texts(self, token_ids: Iterable[int] | None = None) -> list[bytes | None]:
         """The bytes that each token adds to a text: None for tokens that mark structure, b"" for tokens without text.
 
         The default is all tokens, which takes a while for a large vocabulary.
         """
-        backend, texts = self._backend, list[bytes | None]()
+        backend, texts = self.backend, list[bytes | None]()
         before = self.encode("a", add_special_tokens=False)  # some spaces appear only within a text
         num_before = len(self.decode(before))
         for token_id in range(self.vocab_size) if token_ids is None else token_ids:
@@ -164,7 +174,7 @@ class Tokenizer:
         Without `spaces_between_special_tokens`, special tokens that are shown follow each other without the space
         that some tokenizers put there.
         """
-        backend = self._backend
+        backend = self.backend
         texts = self._texts.setdefault((skip_special_tokens, frozenset(shown)), {})
         is_special = backend.is_special if skip_special_tokens else _never
         if shown and skip_special_tokens:
@@ -184,7 +194,7 @@ class Tokenizer:
         )
 
     def _special_text(self, token_id: int) -> str | None:
-        return self._backend.id_to_token(token_id) if self._backend.is_special(token_id) else None
+        return self.backend.id_to_token(token_id) if self.backend.is_special(token_id) else None
 
     def _special(self, name: str) -> str | None:
         token = self.special_tokens_map.get(name)

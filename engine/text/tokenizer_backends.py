@@ -20,7 +20,8 @@ from ..install_hint import install_command
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 # A shorter text takes less time than it may take to get the interpreter's lock back.
-_LONG_TEXT = 4096  # characters
+LONG_TEXT = 4096
+"""In characters."""
 _LONG_IDS = 1024  # tokens
 _SEARCH_STEP = 4096  # characters
 
@@ -70,7 +71,7 @@ def raise_panic(error: BaseException) -> None:
 
 def encoding_of(tokenizer: tokenizers.Tokenizer, text: str, add_special_tokens: bool) -> tokenizers.Encoding:
     """`tokenizer.encode` without offsets, which lets other threads run while a long text is encoded."""
-    if len(text) <= _LONG_TEXT:
+    if len(text) <= LONG_TEXT:
         return tokenizer.encode(text, add_special_tokens=add_special_tokens)
     return tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
 
@@ -136,11 +137,7 @@ class TokenizersBackend:
         return token is not None and _BYTE_TOKEN.fullmatch(token) is not None
 
     def _token_bytes(self, token_id: int) -> bytes:
-        token = self.id_to_token(token_id) or ""
-        try:
-            return bytes([_BYTE_OF_CHARACTER[character] for character in token])
-        except KeyError:  # an added token, which is stored as plain text
-            return token.encode()
+        return byte_level_bytes(self.id_to_token(token_id) or "")
 
 
 class SentencePieceBackend:
@@ -304,6 +301,14 @@ def load_with_transformers(folder: Path) -> TokenizerBackend:
         raise ModelError(f"transformers cannot make a tokenizer of the files in {folder}: {one_line(error)}") from error
     inner = getattr(tokenizer, "backend_tokenizer", None)
     return TransformersBackend(tokenizer) if inner is None else TokenizersBackend(inner)
+
+
+def byte_level_bytes(token: str) -> bytes:
+    """The bytes of a byte-level vocabulary's token."""
+    try:
+        return bytes([_BYTE_OF_CHARACTER[character] for character in token])
+    except KeyError:  # an added token, which is stored as plain text
+        return token.encode()
 
 
 _BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")

@@ -82,9 +82,9 @@ def test_other_tokens_are_refused(tmp_path: Path) -> None:
     for file in models_zoo.folder("llama-tied", tokenizer=True).iterdir():
         shutil.copy(file, tmp_path)
     draft = opened(options("llama", tmp_path))
-    draft.require_vocabulary(draft.model.tokenizer())
+    draft.require_vocabulary(own := draft.model.tokenizer(), own)
     with pytest.raises(ModelError, match=r"has a different vocabulary .*: token 0 is '<s>' in"):
-        draft.require_vocabulary(tiny("byte-level"))
+        draft.require_vocabulary(tiny("byte-level"), own)
 
 
 def test_its_weights_and_its_part_of_the_cache_count(monkeypatch: pytest.MonkeyPatch) -> None:

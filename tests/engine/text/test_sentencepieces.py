@@ -91,7 +91,7 @@ def write_as(name: str, folder: Path, model: bytes, settings: dict[str, Any] | N
 
 
 def is_by_sentencepiece(tokenizer: Tokenizer) -> bool:
-    return isinstance(tokenizer._backend, SentencePieceBackend)
+    return isinstance(tokenizer.backend, SentencePieceBackend)
 
 
 def oracle_of(folder: Path) -> Any:

@@ -1,0 +1,111 @@
+"""LentTokenizer: what another process has made is the same tokenizer, whatever becomes of that process."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine.tiny_tokenizers import TEXT, save
+
+from tidewheel.engine.errors import ModelError
+from tidewheel.engine.loading.lent_tokenizer import LentTokenizer, can_be_lent
+from tidewheel.engine.text.tokenizer import Tokenizer
+
+TEXTS = [*TEXT[:5], "", "<|im_start|>user\n<s>", "plainly added\x00é▁odd", "\ufffd", "long " * 2000]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("lent")
+    save("byte-level", folder)
+    config = {"bos_token": "<s>", "chat_template": "{{ messages }}", "tokenizer_class": "TinyTokenizer"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def own(folder: Path) -> Tokenizer:
+    return Tokenizer.load(folder)
+
+
+def lend(folder: Path) -> tuple[LentTokenizer, subprocess.Popen[bytes]]:
+    """A tokenizer and its process."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    class Process(subprocess.Popen[bytes]):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            started.append(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subprocess, "Popen", Process)
+        lent = LentTokenizer(folder)
+    return lent, started[0]
+
+
+@pytest.fixture(scope="module")
+def lent(folder: Path) -> Iterator[LentTokenizer]:
+    lent, process = lend(folder)
+    yield lent
+    assert process.poll() is None
+    lent.settle()
+    assert process.poll() is not None
+    assert lent.encode(TEXT[0]) == Tokenizer.load(folder).encode(TEXT[0])
+
+
+def test_it_is_the_tokenizer_of_the_files(lent: LentTokenizer, own: Tokenizer) -> None:
+    assert lent.is_lent
+    for text in TEXTS:
+        for special in (False, True):
+            assert lent.encode(text, special) == own.encode(text, special), text
+    chance = random.Random(1)
+    for _ in range(300):
+        ids = [chance.randrange(own.vocab_size + 2) for _ in range(chance.randrange(9))]
+        for skip in (False, True):
+            assert lent.decode(ids, skip) == own.decode(ids, skip), ids
+            theirs, ours = lent.detokenizer((), skip), own.detokenizer((), skip)
+            assert [theirs.push(i) for i in ids] == [ours.push(i) for i in ids]
+    assert lent.token_texts() == own.token_texts()
+    assert lent.special_ids() == own.special_ids()
+    for token in (own.id_to_token(7), "</s>", "no token"):
+        assert token is not None
+        assert lent.token_to_id(token) == own.token_to_id(token)
+    for name in ("vocab_size", "eos_token_id", "bos_token", "special_tokens_map", "chat_template", "class_name"):
+        assert getattr(lent, name) == getattr(own, name), name
+
+
+def test_what_it_cannot_encode_is_an_error_and_no_more(lent: LentTokenizer, own: Tokenizer) -> None:
+    with pytest.raises(UnicodeEncodeError):
+        lent.encode("\ud800")
+    assert lent.encode(TEXT[0]) == own.encode(TEXT[0])
+
+
+def test_without_its_process_it_is_made_here(
+    folder: Path, own: Tokenizer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    moved = shutil.copytree(folder, tmp_path / "moved")
+    lent, process = lend(moved)
+    process.kill()
+    save("metaspace", moved)
+    with pytest.raises(ModelError, match="another tokenizer than when it was loaded"):
+        lent.encode(TEXT[0])
+    shutil.copy(folder / "tokenizer.json", moved)
+    for text in TEXTS:
+        assert lent.encode(text) == own.encode(text)
+    assert not lent.is_lent
+    assert caplog.text.count("its process has ended") == 1
+
+
+def test_only_what_works_byte_by_byte_is_lent(tmp_path: Path, folder: Path) -> None:
+    assert can_be_lent(folder)
+    save("byte-fallback", tmp_path)
+    assert not can_be_lent(tmp_path)
+    assert not can_be_lent(tmp_path / "tokenizer.json")
+    with pytest.raises(ModelError, match="does not work byte by byte"):
+        LentTokenizer(tmp_path)
