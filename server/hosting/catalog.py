@@ -213,11 +213,12 @@ class Catalog:
         self._named: dict[str, ModelEntry] = {}  # by all names but those of `_entries`
         self._loaded_adapters: dict[str, ModelEntry] = {}
         self._sections = {section.name: section for section in options.models}
+        self._added: dict[str, ModelSection] = {}
         self._take(self._look())
 
     @property
     def entries(self) -> list[ModelEntry]:
-        """All models: first those that were named, in their order, then those of the folder."""
+        """All models: first those that were named, in their order, then those of the folder, and what was added."""
         return [*self._entries.values()]
 
     @property
@@ -267,7 +268,7 @@ class Catalog:
                 raise ModelError(f"{quoted(name)} names a model already")
         if len(self._entries) >= MAX_MODELS:
             raise ModelError(f"there are {MAX_MODELS} models already: delete one first")
-        self._sections[section.name] = section
+        self._added[section.name] = section
         self._take(self._found)
         return self._entries[section.name]
 
@@ -285,6 +286,7 @@ class Catalog:
         if entry is None:
             raise NotServedError(name, [*self._entries])
         self._sections.pop(name, None)
+        self._added.pop(name, None)
         self._found = {key: one for key, one in self._found.items() if key != name}
         self._loaded_adapters = {key: one for key, one in self._loaded_adapters.items() if one is not entry}
         self._take(self._found)
@@ -310,9 +312,10 @@ class Catalog:
         for name, model in found.items():
             if name in named:
                 logger.warning("%s is not served as %s, which is an alias of %s", model.where, name, named[name].name)
-            elif name not in entries:
+            elif name not in entries and name not in self._added:
                 section = ModelSection(name=name, where=model.where, given=model.given)
                 entries[name] = self._entry(section, model.where, model.error, model.fingerprint, is_found=True)
+        entries |= {name: self._named_entry(section, None) for name, section in self._added.items()}
         for entry in entries.values():
             for adapter in entry.adapters:
                 named.setdefault(adapter, entry)

@@ -7,6 +7,7 @@ from starlette.routing import Route
 from ..protocol.decode import ParameterNotes
 from .cards import RouterCards
 from .hosted_models import HostedModels
+from .managed_folder import ManagedFolder
 from .management import Management
 from .model_events import ModelEvents
 from .models_api import ModelsEndpoints
@@ -17,13 +18,11 @@ from .sleep_api import SleepEndpoints
 class Doors:
     """llama.cpp's, Ollama's and vLLM's endpoints for a server's models."""
 
-    def __init__(self, models: HostedModels, notes: ParameterNotes, managed_folder: str | None) -> None:
-        """With `managed_folder`, the folder of models, administrators may change which models there are."""
+    def __init__(self, models: HostedModels, notes: ParameterNotes, managed: ManagedFolder | None) -> None:
+        """With a `managed` folder of models, administrators may change which models there are."""
         events = ModelEvents(models)
         self._events = events
-        self._management = (
-            None if managed_folder is None else Management(models, managed_folder, events.pulled, events.removed)
-        )
+        self._management = None if managed is None else Management(models, managed, events.pulled, events.removed)
         cards = RouterCards(models, self._management)
         self.routes: list[Route] = [
             *ModelsEndpoints(models, cards, events, self._management, notes).routes(),

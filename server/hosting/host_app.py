@@ -17,6 +17,7 @@ from ..responses.store import Responses
 from .dispatch import Dispatcher
 from .doors import Doors
 from .hosted_models import HostedModels
+from .managed_folder import ManagedFolder
 from .model_routes import model_routes
 from .status_routes import StatusEndpoints
 
@@ -31,15 +32,15 @@ def build_host_app(
     responses: Responses,
     batch_rows: int,
     shown_options: Mapping[str, Any],
-    managed_folder: str | None = None,
+    managed: ManagedFolder | None = None,
 ) -> Starlette:
     """The application. Its lifespan loads what is to be loaded at the start, and unloads everything at the end.
 
     `options` are the server's own: who may use it, and what of it is served. `batch_rows` requests of a
-    batch run at a time. `shown_options` are for `/server_info`. Clients may change which models there are in
-    `managed_folder`.
+    batch run at a time. `shown_options` are for `/server_info`. Clients may change which models there are in a
+    `managed` folder.
     """
-    doors = Doors(models, ParameterNotes(options.unknown_parameters), managed_folder)
+    doors = Doors(models, ParameterNotes(options.unknown_parameters), managed)
     models.on_drain = doors.drain
 
     batches: Batches | None = None

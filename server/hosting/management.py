@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
+from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from tidewheel.engine.errors import ModelError, TidewheelError, quoted
+from tidewheel.engine.files.wording import reason
 
 from ..errors import ApiError, bad_request
 from ..http.rights import require_administrator
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from ..http.options import HttpOptions
     from .catalog import Catalog, ModelEntry
     from .hosted_models import HostedModels
+    from .managed_folder import ManagedFolder
 
 _LOCAL = ("127.0.0.1", "::1", "localhost")
 _REPOSITORY = "models--"  # begins the name of a repository's folder in a cache of the hub
@@ -53,23 +56,23 @@ def required(management: Management | None) -> Management:
 class Management:
     """Downloads, copies and deletes models of a folder, which is a cache of the hub too.
 
-    Only what lies in the cache is deleted. Copies are names, which are there until the server ends. `on_pull` is called
-    with each download that has news, `on_removed` with the name of each model that is gone.
+    Only what lies in the cache is deleted. `on_pull` is called with each download that has news, `on_removed` with the
+    name of each model that is gone.
     """
 
     def __init__(
         self,
         models: HostedModels,
-        folder: str,
+        managed: ManagedFolder,
         on_pull: Callable[[Pull], None] = lambda pull: None,
         on_removed: Callable[[str], None] = lambda name: None,
     ) -> None:
         self._models = models
-        self._root = os.path.realpath(os.path.expanduser(folder))
+        self._managed, self._copies = managed, managed.copies
+        self._root = os.path.realpath(os.path.expanduser(managed.folder))
         self._on_removed = on_removed
-        self._copies: set[str] = set()
         self._changing = asyncio.Lock()
-        self.pulls = Pulls(folder, self._pulled, on_pull)
+        self.pulls = Pulls(managed.folder, self._pulled, on_pull)
 
     @property
     def _catalog(self) -> Catalog:
@@ -80,14 +83,15 @@ class Management:
         return entry.name in self._copies or (entry.is_found and self._is_cached(entry))
 
     async def copy(self, source: str, name: str) -> None:
-        """Serve a model by one more name. Raises NotServed, and ApiError for a name that cannot be used."""
+        """Serve a model by one more name, also after a restart.
+
+        Raises NotServed, and ApiError for a name that cannot be used, and if the copy cannot be kept.
+        """
         async with self._changing:
             try:
-                entry = self._catalog.copy(source, name)
+                await self._copy(self._catalog.find(source), name)
             except ModelError as error:
                 raise bad_request(str(error), "destination") from error
-            self._copies.add(entry.name)
-            self._models.follow()
 
     async def delete(self, name: str) -> None:
         """Forget a copy; or delete the files of a model, and all copies of it.
@@ -110,8 +114,9 @@ class Management:
             for one in gone:
                 self._catalog.remove(one.name)
                 self._on_removed(one.name)
-            self._copies -= {one.name for one in gone}
+            forgotten = [one.name for one in gone if self._copies.pop(one.name, None) is not None]
             self._models.follow()
+            await self._keeping(partial(self._managed.forget, forgotten))
             if entry.is_found:
                 await self._delete_files(entry.name)
 
@@ -128,11 +133,29 @@ class Management:
                 entry = next((one for one in self._catalog.entries if _lies_at(path, one.where)), None)
                 if entry is None:
                     raise ModelError(f"{model} was downloaded, and no model was found in it")
-                entry = self._catalog.copy(entry.name, model)
-                self._copies.add(model)
-                self._models.follow()
+                entry = await self._copy(entry, model)
         if entry.error is not None:
             raise ModelError(f"{model} was downloaded, and cannot be served: {entry.error}")
+
+    async def _copy(self, of: ModelEntry, name: str) -> ModelEntry:
+        """One more name of a model, which may be a copy. Raises ModelError and ApiError."""
+        source = self._copies.get(of.name, of.name)
+        entry = self._catalog.copy(source, name)
+        try:
+            await self._keeping(partial(self._managed.keep, name, source))
+        except ApiError:
+            self._catalog.remove(name)
+            raise
+        self._copies[name] = source
+        self._models.follow()
+        return entry
+
+    async def _keeping(self, change: Callable[[], None]) -> None:
+        try:
+            await asyncio.to_thread(change)
+        except (ModelError, OSError) as error:
+            message = f"the copies of models cannot be kept: {reason(error)}"
+            raise ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, message) from error
 
     async def _rescan(self) -> None:
         for entry in (await self._models.rescan()).removed:

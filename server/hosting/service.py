@@ -19,6 +19,7 @@ from ..server_of import server_of
 from .catalog import Catalog
 from .host_app import build_host_app
 from .hosted_models import HostedModels
+from .managed_folder import ManagedFolder
 from .management import require_separate_key
 
 
@@ -36,10 +37,12 @@ def build_host(options: ServeOptions, catalog: Catalog, resources: AppResources)
     # Without a known amount a share is of nothing, and bounds nothing.
     budget = MemoryBudget(options.hosting.memory_bytes(read_memory().available or 0) or None)
     responses = responses_of(options.app, resources)
-    models = HostedModels(catalog, resources, responses, budget, options.hosting.max_loaded_models)
-    managed = options.hosting.models_dir if options.hosting.allow_model_management else None
-    if managed is not None:
+    managed = None
+    if options.hosting.allow_model_management and options.hosting.models_dir is not None:
         require_separate_key(resources.keys, options.http)
+        managed = ManagedFolder(options.hosting.models_dir)
+        managed.serve_copies(catalog)
+    models = HostedModels(catalog, resources, responses, budget, options.hosting.max_loaded_models)
     rows = options.engine.max_num_seqs
     app = build_host_app(models, options.app, resources, responses, rows, options.shown, managed)
     return models, app

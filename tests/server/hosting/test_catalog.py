@@ -284,7 +284,7 @@ def test_models_come_and_go_while_the_server_runs(models: Path) -> None:
     added = found.add(ModelSection(name="added", where="owner/more"))
     copied = found.copy("plain", "copy")
     assert (found.find("added"), found.find("copy").where) == (added, found.find("plain").where)
-    assert [unit.name for unit in group_into_units(found.entries) if copied in unit.entries] == ["copy"]
+    assert [unit.name for unit in group_into_units(found.entries) if copied in unit.entries] == ["plain"]
     assert {
         entry.name for unit in group_into_units(found.entries) for entry in unit.entries if len(unit.entries) > 1
     } == {
@@ -300,5 +300,6 @@ def test_models_come_and_go_while_the_server_runs(models: Path) -> None:
     with pytest.raises(NotServedError):
         found.remove("added")
     assert found.find("copy") is copied
+    assert found.default is found.entries[0] is not copied
     found.remove("plain")
     assert [entry.name for entry in asyncio.run(found.rescan()).added] == ["plain"]
