@@ -20,7 +20,7 @@ from .options import GraphOptions
 from .ranks import variables_of
 
 _CUDA = Kind("cuda", ".cuda", "CudaAdapter", True, ("bfloat16", "float16", "float32"), "CUDA graphs")
-_HPU = Kind("hpu", ".hpu", "HpuAdapter", True, ("bfloat16", "float16", "float32"), "HPUGraphs")
+_HPU = Kind("hpu", ".hpu", "HpuAdapter", True, ("bfloat16", "float16", "float32"), "HPUGraphs", "HPU Graph")
 _NEURON = Kind("neuron", ".neuron", "NeuronAdapter", True, ("bfloat16", "float16"))
 
 _COLLECTIVES = "PT_HPU_ENABLE_LAZY_COLLECTIVES"

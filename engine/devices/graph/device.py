@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -26,7 +27,7 @@ from ..load_plan import LoadPlan, dense_plan
 from ..memory_options import MemoryOptions
 from ..parallel_options import ParallelOptions
 from .buckets import plan_buckets
-from .memory import MemoryPlan, plan_memory
+from .memory import MemoryPlan, MemoryUse, plan_memory
 from .options import GraphOptions
 
 if TYPE_CHECKING:
@@ -34,12 +35,15 @@ if TYPE_CHECKING:
     from .decoder import GraphDecoder
     from .parallel import Group
 
+logger = logging.getLogger(__name__)
+
 
 class Kind(NamedTuple):
     """A kind of accelerator: where its adapter is, which takes GraphOptions, and what is known without the adapter.
 
     `dtypes` are the types that `--dtype auto` may choose. A checkpoint of another type is computed in the first one.
-    `graphs_name` is the vendor's word for graphs.
+    `graphs_name` is the vendor's word for graphs, and `graph_name` for one of them, where the log has a line about
+    preparing for them.
     """
 
     name: str
@@ -48,6 +52,7 @@ class Kind(NamedTuple):
     has_own_memory: bool
     dtypes: tuple[DType, ...]
     graphs_name: str = "graphs"
+    graph_name: str | None = None
 
 
 _CPU = Kind("graph-cpu", ".cpu", "CpuAdapter", False, ("float32", "bfloat16", "float16"))
@@ -151,6 +156,7 @@ class GraphDevice(Device):
             raise DeviceError(f"the {self.name} device does not compute in {options.dtype}: take --dtype {known}")
         any_width = adapter.any_width and self._options.max_seq_len_to_capture is None
         plan = plan_buckets(self._options, _step_sizes(adapter, options, any_width))
+        loading = self._memory_use(adapter)
         with self._room_for(f"the weights in {options.dtype}"):
             decoder = GraphDecoder(
                 spec,
@@ -165,26 +171,49 @@ class GraphDevice(Device):
                 plan_attention=adapter.plan_attention,
                 add_up=None if group is None else group.add_up,
             )
+        loading.tell(f"Pre-loading model weights on {adapter.device}")
         if not self.capabilities.own_memory:
             self._memory.warn_of_no_utilization("the device has no memory of its own")
         with self._room_for("the largest step: lower --max-num-batched-tokens or --max-num-seqs"):
-            memory = self._profile(adapter, decoder, plan) if self.capabilities.own_memory else None
+            memory = self._profile(adapter, decoder, plan, loading) if self.capabilities.own_memory else None
         limits = self._limits(adapter, self.kv_group_bytes(spec, options.cache_dtype), options, memory)
+        if memory is not None:
+            logger.info("# %s blocks: %d, # CPU blocks: 0", self.name.upper(), limits.num_blocks)
+        caching = self._memory_use(adapter)
         with self._room_for(
             f"a KV cache of {limits.num_blocks} blocks: lower --num-gpu-blocks-override or --gpu-memory-utilization"
         ):
             decoder.allocate([group.num_blocks + 1 for group in limits.groups])  # with the padding block
-        return GraphExecutor(adapter, decoder, limits, plan, memory, self._options)
+        caching.tell("Initializing cache engine")
+        return GraphExecutor(adapter, decoder, limits, plan, memory, self._options, caching)
 
-    def _profile(self, adapter: Adapter, decoder: GraphDecoder, plan: BucketPlan) -> MemoryPlan:
-        """Run the largest launches with a cache that holds only padding, and share out the memory that is left."""
+    def _memory_use(self, adapter: Adapter) -> MemoryUse:
+        """Measures from now on. Of a device that has no memory of its own, nothing is told."""
+
+        def measure() -> tuple[int, int]:
+            adapter.synchronize()
+            return adapter.memory()
+
+        return MemoryUse(measure if self.capabilities.own_memory else None)
+
+    def _profile(self, adapter: Adapter, decoder: GraphDecoder, plan: BucketPlan, loading: MemoryUse) -> MemoryPlan:
+        """Run the largest launches with a cache that holds only padding, and share out the memory that is left.
+
+        `loading` has measured since before the weights were loaded.
+        """
         from .launches import Launches
 
         buckets = [*plan.prompts, *plan.contexts, *plan.decodes]
         groups = len(decoder.windows)
         decoder.allocate([1] * groups)
+        wrapping = self._memory_use(adapter)
         launches = Launches(adapter, decoder, buckets, [0] * groups, adapter.block_size)
+        if adapter.captures and self._kind.graph_name is not None:
+            wrapping.tell(f"Wrapping in {self._kind.graph_name}")
+        loading.tell("Loading model weights", "took in total")
+        profiling = self._memory_use(adapter)
         launches.run_largest(buckets)
+        profiling.tell("Model profiling run")
         return plan_memory(
             launches.free_memory(),
             self._memory.gpu_memory_utilization,

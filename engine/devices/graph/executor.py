@@ -23,7 +23,7 @@ from .adapter import Adapter, AsyncAdapter
 from .ceilings import measure_ceilings
 from .decoder import GraphDecoder
 from .launches import Head, Launches
-from .memory import MemoryPlan
+from .memory import MemoryPlan, MemoryUse
 from .options import GraphOptions
 from .splitting import Splitter
 from .staging import HostMemory, pack
@@ -42,7 +42,7 @@ class GraphExecutor(Executor):
     """A loaded model. A step is some launches of the layers, and then some of the head for its rows.
 
     Tokens are sampled on the device. The rows that ask for more (penalties, bias, masks, log-probabilities, logits) get
-    theirs from the reference sampler on the host.
+    theirs from the reference sampler on the host. `cache_use` has measured since before the KV cache was made.
     """
 
     def __init__(
@@ -53,10 +53,12 @@ class GraphExecutor(Executor):
         plan: BucketPlan,
         memory: MemoryPlan | None,
         options: GraphOptions,
+        cache_use: MemoryUse,
     ) -> None:
         self._mark = adapter.mark if isinstance(adapter, AsyncAdapter) else None
         self.limits = replace(limits, async_scheduling=self._mark is not None)
         self._adapter, self._plan, self._memory, self._options = adapter, plan, memory, options
+        self._cache_use = cache_use
         self._splitter = Splitter(plan, limits.block_size)
         self._spare_row = len(decoder.hidden) - 1
         self._host_tokens = HostMemory(torch.int32, adapter.device)
@@ -75,6 +77,7 @@ class GraphExecutor(Executor):
             launches.warm_up_small(self._options.captures and self._adapter.captures)
         warm_up(launches, self._plan, self._memory, self._options, progress, captures=self._adapter.captures)
         launches.finish_warm_up()
+        self._cache_use.tell("init_cache_engine")
 
     def start(self, batch: StepBatch) -> Pending:
         """Ask the device for the step, and for copies of what it gives. Raises DeviceError for media."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from ...machine.memory import read_memory
 from ..bucketing import Bucket
 from .options import CaptureStrategy, GraphOptions
 
@@ -99,6 +100,46 @@ class GraphBudget:
     def take(self, other: GraphBudget) -> None:
         """Get what is left to another."""
         self.left, other.left = self.left + other.left, 0
+
+
+class MemoryUse:
+    """What something takes of the device's memory and of the host's, from now until it is told.
+
+    `measure` gives the free and the whole bytes of the device's memory when all work is done. With None, nothing is
+    told.
+    """
+
+    def __init__(self, measure: Callable[[], tuple[int, int]] | None) -> None:
+        self._measure = measure
+        self._device = self._host = 0
+        if measure is not None:
+            self._device, self._host = _used(*measure()), _used(*_host_memory())
+
+    def tell(self, what: str, took: str = "took") -> None:
+        """Log it, in the words of vLLM's log on Gaudi: what `what` took until now, and what is used of all."""
+        if self._measure is None:
+            return
+        device, host = self._measure(), _host_memory()
+        logger.info(
+            "%s %s %s of device memory (%s/%s used) and %s of host memory (%s/%s used)",
+            what,
+            took,
+            in_words(_used(*device) - self._device),
+            in_words(_used(*device)),
+            in_words(device[1]),
+            in_words(_used(*host) - self._host),
+            in_words(_used(*host)),
+            in_words(host[1]),
+        )
+
+
+def _host_memory() -> tuple[int, int]:
+    memory = read_memory()
+    return memory.available or 0, memory.ceiling or 0
+
+
+def _used(free: int, total: int) -> int:
+    return total - free
 
 
 def in_words(num_bytes: float) -> str:

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from tidewheel.engine.devices.bucketing import Bucket
-from tidewheel.engine.devices.graph.memory import GraphBudget, capture_order, in_words, plan_memory
+from tidewheel.engine.devices.graph.memory import GraphBudget, MemoryUse, capture_order, in_words, plan_memory
 from tidewheel.engine.devices.graph.options import GraphOptions
 
 GIB = 1 << 30
@@ -31,6 +31,17 @@ GIB = 1 << 30
 )
 def test_sizes_have_four_significant_digits(num_bytes: float, words: str) -> None:
     assert in_words(num_bytes) == words
+
+
+def test_what_something_takes_is_told_in_the_words_of_vllms_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    free = [int(94.62 * GIB)]
+    loading = MemoryUse(lambda: (free[0], int(94.62 * GIB)))
+    free[0] -= int(14.97 * GIB)
+    loading.tell("Loading model weights", "took in total")
+    assert caplog.messages[0].startswith(
+        "Loading model weights took in total 14.97 GiB of device memory (14.97 GiB/94.62 GiB used) and "
+    )
 
 
 def test_usable_memory_is_shared_between_graphs_and_cache(caplog: pytest.LogCaptureFixture) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -79,6 +80,26 @@ def test_a_storm_compiles_nothing_and_gives_the_reference_tokens(install, name, 
     assert installed.compiled_later == []
     stats = installed.executor.stats()
     assert (stats.num_outside, stats.num_compilations) == (0, 0)
+
+
+def test_the_log_tells_what_loading_takes_on_hpu_as_vllms_does(install, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    installed = install("hpu", replace(FEW_BUCKETS, skip_warmup=True))
+    of_host = r"of host memory \([\d.]+ GiB/[\d.]+ GiB used\)"
+    size, used = r"([\d.]+ [KM]?i?B)", r"\([\d.]+ [KM]iB/64 MiB used\)"
+    patterns = [
+        rf"Pre-loading model weights on hpu:0 took {size} of device memory \(\1/64 MiB used\) and .* {of_host}",
+        rf"Wrapping in HPU Graph took {size} of device memory {used} and .* {of_host}",
+        rf"Loading model weights took in total {size} of device memory \(\1/64 MiB used\) and .* {of_host}",
+        rf"Model profiling run took {size} of device memory {used} and .* {of_host}",
+        "Free device memory: .*",
+        rf"# HPU blocks: {installed.executor.limits.num_blocks}, # CPU blocks: 0",
+        rf"Initializing cache engine took {size} of device memory {used} and .* {of_host}",
+        rf"init_cache_engine took {size} of device memory {used} and .* {of_host}",
+    ]
+    told = iter(caplog.messages)
+    for pattern in patterns:
+        assert any(re.fullmatch(pattern, line) for line in told), (pattern, caplog.text)
 
 
 # The model of the package looks at each operation.
