@@ -61,6 +61,8 @@ class HpuDevice(GraphDevice):
 
         Raises DeviceError as other devices do, and if variables do not let several cards share the model.
         """
+        if not is_lazy():  # vllm-gaudi's default: the graphs of a compiled function are compiled in parallel
+            os.environ.setdefault("FUSER_ENABLE_MULTI_THREADED_INVOCATIONS", "1")
         if self._size > 1:
             _prepare_cards(self._size, captures=is_lazy() and not self._options.enforce_eager)
         executor = super().load(spec, weights, options, cancellation)

@@ -9,6 +9,7 @@ import torch
 
 from ...weights.dtypes import DType
 from .attention import Attend, PlanAttention
+from .operations import Operations
 
 
 class DeviceMemory(NamedTuple):
@@ -78,3 +79,15 @@ class AsyncAdapter(Adapter, Protocol):
     def mark(self) -> Callable[[], None]:
         """A function that waits for all work that the device was given until now, and for no later work."""
         ...
+
+
+@runtime_checkable
+class OwnOperations(Adapter, Protocol):
+    """One that does some operations in its own way."""
+
+    operations: Operations
+
+
+def operations_of(adapter: Adapter) -> Operations:
+    """How the device does what devices do in ways of their own."""
+    return adapter.operations if isinstance(adapter, OwnOperations) else Operations()

@@ -66,31 +66,43 @@ def no_plan(
     return ()
 
 
-def gather_attention(q: Tensor, context: Context, layer: AttentionLayer) -> Tensor:
-    """Gather the tables' blocks and attend to all of them at once, in float32. Any device can, and others compare."""
+def gather(context: Context, layer: AttentionLayer, num_queries: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What the tables' blocks hold: K and V `[S, C, G, D]`, and of each the distance to each query, `[S, Q, C]`.
+
+    Last comes what each query sees, `[S, Q, C]`. C is the tables' width in tokens, or what a window needs of it. What
+    no query sees is 0 in V: an unused slot may hold anything, and zero times infinity is not zero.
+    """
     spec, block_size = layer.spec, layer.block_size
-    S, Q, H, D = q.shape
-    G, W = spec.num_kv_heads, context.tables.shape[1]
+    S, G, D = len(context.tables), spec.num_kv_heads, spec.head_dim
     positions, tables = context.positions, context.tables
+    W = tables.shape[1]
     first = torch.zeros_like(positions[:, :1])
     if spec.sliding_window is not None:
         # Tokens of a sequence follow one another: all that they see begins with the window of the first one.
-        seen = min(W, (spec.sliding_window + Q - 2) // block_size + 2)
+        seen = min(W, (spec.sliding_window + num_queries - 2) // block_size + 2)
         first = (positions[:, :1] - (spec.sliding_window - 1)).clamp(min=0) // block_size
-        columns = first + torch.arange(seen, device=q.device)
+        columns = first + torch.arange(seen, device=tables.device)
         tables, W = tables.gather(1, columns.clamp(max=W - 1)), seen
     C = W * block_size
-    cached = first * block_size + torch.arange(C, device=q.device)  # [S, C]
+    cached = first * block_size + torch.arange(C, device=tables.device)  # [S, C]
     distance = positions[:, :, None] - cached[:, None, :]  # [S, Q, C]
     visible = distance >= 0
     if spec.sliding_window is not None:
         visible = visible & (distance < spec.sliding_window)
-    k = context.keys.view(-1, block_size, G, D)[tables].view(S, C, G, D).float()
-    # An unused slot may hold anything, and zero times infinity is not zero.
+    k = context.keys.view(-1, block_size, G, D)[tables].view(S, C, G, D)
     used = visible.any(1)[:, :, None, None]
-    v = context.values.view(-1, block_size, G, D)[tables].view(S, C, G, D).float().masked_fill(~used, 0.0)
+    v = context.values.view(-1, block_size, G, D)[tables].view(S, C, G, D).masked_fill(~used, 0.0)
+    return k, v, distance, visible
+
+
+def gather_attention(q: Tensor, context: Context, layer: AttentionLayer) -> Tensor:
+    """Gather the tables' blocks and attend to all of them at once, in float32. Any device can, and others compare."""
+    spec = layer.spec
+    S, Q, H, D = q.shape
+    G = spec.num_kv_heads
+    k, v, distance, visible = gather(context, layer, Q)
     # What is multiplied and divided is as narrow as can be: D values a token, where scores are C.
-    scores = torch.einsum("sqghd,scgd->sghqc", q.float().view(S, Q, G, H // G, D) * spec.scale, k)
+    scores = torch.einsum("sqghd,scgd->sghqc", q.float().view(S, Q, G, H // G, D) * spec.scale, k.float())
     if spec.softcap is not None:
         scores = spec.softcap * torch.tanh(scores / spec.softcap)
     if layer.slopes is not None:
@@ -103,5 +115,5 @@ def gather_attention(q: Tensor, context: Context, layer: AttentionLayer) -> Tens
     total = weights.sum(-1, keepdim=True)
     if layer.sinks is not None:
         total = total + torch.exp(layer.sinks.view(G, -1, 1, 1) - largest)
-    result = torch.einsum("sghqc,scgd->sghqd", weights, v) / total
+    result = torch.einsum("sghqc,scgd->sghqd", weights, v.float()) / total
     return result.permute(0, 3, 1, 2, 4).reshape(S, Q, H, D)

@@ -13,6 +13,7 @@ from ...models.spec import DecoderSpec, LayerSpec
 from ...weights.tensor import WeightTensor
 from .attention import Attend, PlanAttention
 from .mixers import KINDS, Parts, ResidualBlock, Tokens
+from .operations import Operations
 from .weights import Weights
 
 Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -41,11 +42,15 @@ class GraphDecoder:
         attend: Attend,
         plan_attention: PlanAttention,
         add_up: Callable[[Tensor], Tensor] | None = None,
+        operations: Operations | None = None,
     ) -> None:
         self.windows = spec.windows()
         ropes = list(dict.fromkeys(a.rope for a in spec.attentions() if a.rope is not None))
-        loaded = Weights(weights, dtype, device)
-        parts = Parts(loaded, self.windows, ropes, block_size, cache_dtype, device, attend, add_up, KINDS)
+        operations = operations or Operations()
+        loaded = Weights(weights, dtype, device, operations.rms_norm)
+        parts = Parts(
+            loaded, self.windows, ropes, block_size, cache_dtype, device, attend, add_up, operations.rotate, KINDS
+        )
         embedding, head = spec.embedding, spec.head
         self.hidden = torch.zeros((max_tokens + 1, spec.hidden_size), device=device)
         self.tokens = torch.zeros(max_rows + 1, dtype=torch.int32, device=device)

@@ -138,6 +138,7 @@ class GraphDevice(Device):
     ) -> Executor:
         """Load the part of a model that `spec` describes. The others in `group` have the other parts."""
         try:
+            from .adapter import operations_of
             from .decoder import GraphDecoder
             from .executor import GraphExecutor
             from .weights import DTYPES
@@ -170,6 +171,7 @@ class GraphDevice(Device):
                 attend=adapter.attend,
                 plan_attention=adapter.plan_attention,
                 add_up=None if group is None else group.add_up,
+                operations=operations_of(adapter),
             )
         loading.tell(f"Pre-loading model weights on {adapter.device}")
         if not self.capabilities.own_memory:

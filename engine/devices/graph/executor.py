@@ -173,7 +173,7 @@ class GraphExecutor(Executor):
                 launches.head(head, hidden_rows[some], first, parameters)
                 first += len(some)
             host = self._host_tokens.take(len(part))
-            host.copy_(launches.tokens[: len(part)], non_blocking=True)
+            host.copy_(launches.tokens[: len(part)], non_blocking=self._host_tokens.pinned)
             results.append((part, host))
         return results
 
@@ -185,7 +185,7 @@ class GraphExecutor(Executor):
             launches.head("logits", hidden_rows[some], 0)
             logits = launches.logits[: len(some)]
             host = self._host_logits.take(logits.numel()).view(logits.shape)
-            host.copy_(logits, non_blocking=True)
+            host.copy_(logits, non_blocking=self._host_logits.pinned)
             results.append((some, host))
         return results
 

@@ -1,8 +1,10 @@
 """Intel Gaudi cards, through habana_frameworks.torch.
 
-PT_HPU_LAZY_MODE and `enforce_eager` make four modes. Lazy: operations accumulate and are compiled together, and HPU
-graphs record them unless `enforce_eager` is given. Not lazy: torch.compile, or with `enforce_eager` operations one by
-one. https://docs.habana.ai/en/latest/PyTorch/Inference_on_PyTorch/Inference_Using_HPU_Graphs.html
+PT_HPU_LAZY_MODE and `enforce_eager` make four modes. Not lazy, the default: torch.compile, or with `enforce_eager`
+operations one by one. Lazy, which Intel keeps only for what does not work otherwise: operations accumulate and are
+compiled together, and HPU graphs record them unless `enforce_eager` is given.
+https://docs.habana.ai/en/latest/PyTorch/PyTorch_Gaudi_Theory_of_Operations.html
+https://docs.habana.ai/en/latest/PyTorch/Inference_on_PyTorch/Inference_Using_HPU_Graphs.html
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ import torch
 from ...errors import DeviceError
 from ...weights.dtypes import DType
 from .adapter import DeviceMemory
-from .attention import gather_attention, no_plan
+from .attention import no_plan
+from .hpu_kernels import find_kernels
 from .hpu_options import is_lazy
 from .options import GraphOptions
 
@@ -31,9 +34,7 @@ class HpuAdapter:
     block_size = 128
     chunked_prefill = False
     max_prefill_seqs: int | None = None
-    compiles_only_layers = False
     has_float64 = False
-    attend = staticmethod(gather_attention)
     plan_attention = staticmethod(no_plan)
     any_width = False
 
@@ -54,11 +55,14 @@ class HpuAdapter:
         self._is_lazy = is_lazy()
         self._is_eager = options.enforce_eager
         self.captures = self._is_lazy and not self._is_eager
+        # A layer takes the compiler seconds, and each bucket has its own code: as vllm-gaudi's regional compilation.
+        self.compiles_only_layers = not self._is_lazy
+        self.attend, self.operations = find_kernels()
         self.device = torch.device("hpu", 0)
         how = {
-            (True, False): "in lazy mode, with HPU graphs",
-            (True, True): "in lazy mode, without graphs",
-            (False, False): "compiled by torch.compile; PT_HPU_LAZY_MODE=1 has HPU graphs",
+            (True, False): "in lazy mode, with HPU graphs; Intel recommends torch.compile, PT_HPU_LAZY_MODE=0",
+            (True, True): "in lazy mode, without graphs; Intel recommends torch.compile, PT_HPU_LAZY_MODE=0",
+            (False, False): "compiled by torch.compile",
             (False, True): "one operation after the other",
         }
         logger.info("Steps run %s (PT_HPU_LAZY_MODE=%d)", how[self._is_lazy, self._is_eager], self._is_lazy)

@@ -19,7 +19,7 @@ from ...errors import DeviceError
 from ...files.wording import one_line
 from ..bucket_stats import BucketStats, BucketUse
 from ..bucketing import Bucket
-from .adapter import Adapter
+from .adapter import Adapter, operations_of
 from .decoder import GraphDecoder
 from .sampler import greedy, sample
 from .staging import Staging, num_inputs, pack_padding
@@ -184,7 +184,8 @@ class Launches:
         self._inputs.write(values, inputs)
 
     def _body(self, phase: Phase, bucket: Bucket) -> _Launch:
-        return self._launch((phase, bucket), lambda: self._body_function(bucket))
+        is_whole = not self._adapter.compiles_only_layers
+        return self._launch((phase, bucket), lambda: self._body_function(bucket), compiles=is_whole)
 
     def _body_function(self, bucket: Bucket) -> _Function:
         def body(staged: Tensor) -> None:
@@ -204,7 +205,7 @@ class Launches:
 
         def sampled_head(staged: Tensor, parameters: Tensor) -> None:
             source, target = staged.view(2, -1).unbind()
-            drawn = sample(decoder.logits(source), parameters.view(NUM_PARAMETERS, -1))
+            drawn = sample(decoder.logits(source), parameters.view(NUM_PARAMETERS, -1), keep)
             tokens.index_put_((target.long(),), drawn.int())
 
         def logits_head(staged: Tensor) -> None:
@@ -212,6 +213,7 @@ class Launches:
             logits.index_put_((target.long(),), decoder.logits(source))
 
         decoder, tokens, logits = self._decoder, self._decoder.tokens, self.logits
+        keep = operations_of(self._adapter).keep
         staged = self._inputs.inputs(2 * rows)
         if head == "greedy":
             return greedy_head, staged
@@ -229,12 +231,14 @@ class Launches:
         decoder, block_size = self._decoder, self._block_size
         return self._launch(("copies", group, count), lambda: (copy, self._inputs.inputs(2 * count)))
 
-    def _launch(self, key: Hashable, function: Callable[[], _Function]) -> _Launch:
+    def _launch(self, key: Hashable, function: Callable[[], _Function], *, compiles: bool | None = None) -> _Launch:
         if (launch := self._compiled.get(key)) is None:
             if self._num_after_warm_up is not None:
                 self._num_after_warm_up += 1
             call, *inputs = function()
-            call = call if self._adapter.compiles_only_layers else self._compile(call)
+            if compiles is None:  # graphs make the calls of a launch cheap that is not compiled as one function
+                compiles = not (self._adapter.compiles_only_layers and self._adapter.captures)
+            call = self._compile(call) if compiles else call
             launch = self._compiled[key] = _Launch(self._adapter, call, *inputs)
         return launch
 

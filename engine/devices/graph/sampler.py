@@ -6,11 +6,19 @@ to a boundary between two tokens may give the other one.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from ..sampling import BLOCK, EXP_UNDERFLOW, MASS_UNITS, NO_TOKEN
+
+Keep = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Weights `[R, vocab] float32` in [0, 1], `top_k` and `top_p [R, 1]`; returns the weights, with 0 for those left out.
+
+Of equal weights the first ones stay.
+"""
 
 
 def greedy(logits: Tensor) -> Tensor:
@@ -21,7 +29,19 @@ def greedy(logits: Tensor) -> Tensor:
     return logits.argmax(-1).masked_fill(~logits.amax(-1).isfinite(), NO_TOKEN)
 
 
-def sample(logits: Tensor, parameters: Tensor) -> Tensor:
+def keep_by_sorting(weights: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+    """The weights that top-k and top-p leave. The sort is stable."""
+    ordered, order = weights.sort(dim=-1, descending=True, stable=True)
+    rank = torch.arange(ordered.shape[-1], device=ordered.device)
+    ordered = ordered.masked_fill((top_k > 0) & (rank >= top_k), 0.0)
+    mass = (ordered.to(top_p.dtype) * MASS_UNITS).round()
+    running = mass.cumsum(-1)
+    enough = (top_p * running[:, -1:]).ceil()
+    ordered = ordered.masked_fill((top_p < 1) & (running - mass >= enough), 0.0)
+    return torch.zeros_like(weights).scatter(-1, order, ordered)
+
+
+def sample(logits: Tensor, parameters: Tensor, keep: Keep = keep_by_sorting) -> Tensor:
     """A token of each row, `[R] int64`. `logits [R, vocab] float32`.
 
     `parameters [5, R]` are temperature, top_k, top_p, min_p and a uniform number in [0, 1), in the dtype that sums are
@@ -34,20 +54,8 @@ def sample(logits: Tensor, parameters: Tensor) -> Tensor:
     scaled = (logits - best) / divisor
     weights = scaled.exp().masked_fill(scaled < float(EXP_UNDERFLOW), 0.0)
     weights = weights.masked_fill(weights < min_p.float(), 0.0)
-    tokens = _draw(_kept(weights, top_k, top_p), uniform)
+    tokens = _draw(keep(weights, top_k, top_p), uniform)
     return torch.where(temperature[:, 0] == 0, greedy(logits), tokens).masked_fill(~best[:, 0].isfinite(), NO_TOKEN)
-
-
-def _kept(weights: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """The weights `[R, vocab]` with 0 for those that top-k and top-p leave out."""
-    ordered, order = weights.sort(dim=-1, descending=True, stable=True)
-    rank = torch.arange(ordered.shape[-1], device=ordered.device)
-    ordered = ordered.masked_fill((top_k > 0) & (rank >= top_k), 0.0)
-    mass = (ordered.to(top_p.dtype) * MASS_UNITS).round()
-    running = mass.cumsum(-1)
-    enough = (top_p * running[:, -1:]).ceil()
-    ordered = ordered.masked_fill((top_p < 1) & (running - mass >= enough), 0.0)
-    return torch.zeros_like(weights).scatter(-1, order, ordered)
 
 
 def _draw(weights: Tensor, uniform: Tensor) -> Tensor:

@@ -12,16 +12,23 @@ from torch import Tensor
 from ..batch import StepBatch
 from ..bucketing import Bucket
 
+# Intel's plug-in for vLLM says that Gaudi has no pinned memory (is_pin_memory_available in vllm_gaudi/platform.py). A
+# device that is registered as PrivateUse1, like Trainium, has it only if its hooks allocate it, and AWS promises none:
+# https://docs.pytorch.org/tutorials/advanced/privateuseone.html
+_PINNING = ("cuda", "xpu")
+
 
 class HostMemory:
     """Host memory of copies from and to the device, in pieces that stay until the step after the next one.
 
-    It is pinned where the device can then copy without the host waiting for it.
+    It is `pinned` where the device can then copy without the host waiting for it. Without that, a copy may only be
+    asked for and not waited for (`non_blocking`) where the vendor promises what comes of it.
     """
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         accelerator = torch.accelerator.current_accelerator()
-        self._pinned = accelerator is not None and accelerator.type == device.type
+        is_there = accelerator is not None and accelerator.type == device.type
+        self.pinned = is_there and device.type in _PINNING
         self._dtype = dtype
         self._chunk, self._other = self._allocate(1 << 12), self._allocate(1 << 12)
         self._used = 0
@@ -41,7 +48,7 @@ class HostMemory:
         return piece
 
     def _allocate(self, size: int) -> Tensor:
-        return torch.empty(size, dtype=self._dtype, pin_memory=self._pinned)
+        return torch.empty(size, dtype=self._dtype, pin_memory=self.pinned)
 
 
 class Staging:
@@ -67,7 +74,7 @@ class Staging:
         """Copy `values [size]` there, behind all that the device was asked for before. They may change at once."""
         piece = self._host.take(len(values))
         piece.numpy()[:] = values
-        inputs.copy_(piece, non_blocking=True)
+        inputs.copy_(piece, non_blocking=self._host.pinned)
 
 
 def num_inputs(bucket: Bucket, num_groups: int) -> int:

@@ -12,6 +12,7 @@ from torch.nn import functional
 from ...models.spec import NormSpec
 from ...weights.dtypes import DType
 from ...weights.tensor import DenseTensor, WeightTensor
+from .operations import RmsNorm
 
 logger = logging.getLogger(__name__)
 
@@ -37,14 +38,19 @@ class Linear:
 class Norm:
     """`x` normalized over its last dimension, in float32, or as it is where there is no norm."""
 
-    def __init__(self, spec: NormSpec | None, weight: Tensor | None, bias: Tensor | None) -> None:
+    def __init__(
+        self, spec: NormSpec | None, weight: Tensor | None, bias: Tensor | None, rms_norm: RmsNorm | None = None
+    ) -> None:
         self._spec, self._bias = spec, bias
         self._weight = 1.0 + weight if spec and spec.unit_offset and weight is not None else weight
+        self._rms_norm = rms_norm if spec and spec.kind == "rms" and bias is None else None
 
     def __call__(self, x: Tensor) -> Tensor:
         if self._spec is None:
             return x
         x = x.float()
+        if self._rms_norm is not None and self._weight is not None and self._weight.ndim == 1:
+            return self._rms_norm(x, self._weight, self._spec.eps)
         if self._spec.kind == "layer":
             x = x - x.mean(-1, keepdim=True)
         x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self._spec.eps)
@@ -55,11 +61,19 @@ class Norm:
 class Weights:
     """All weights of a model on one device: matrices in `dtype`, vectors in float32.
 
-    They are copied one after the other, so that the host never has more than one of them beside the source.
+    They are copied one after the other, so that the host never has more than one of them beside the source. `rms_norm`
+    is the device's own, if it has one.
     """
 
-    def __init__(self, tensors: Iterable[tuple[str, WeightTensor]], dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        tensors: Iterable[tuple[str, WeightTensor]],
+        dtype: torch.dtype,
+        device: torch.device,
+        rms_norm: RmsNorm | None = None,
+    ) -> None:
         self._tensors: dict[str, Tensor] = {}
+        self._rms_norm = rms_norm
         dequantized = False
         for name, tensor in tensors:
             if not isinstance(tensor, DenseTensor) and not dequantized:
@@ -83,7 +97,8 @@ class Weights:
     def norm(self, name: str, spec: NormSpec | None, rows: int | None = None) -> Norm:
         """The norm of that name. Of inputs `[..., rows, size]`, each row may have weights of its own."""
         found = (self._tensors.get(f"{name}.{kind}") for kind in ("weight", "bias"))
-        return Norm(spec, *(vector if vector is None or rows is None else vector.view(rows, -1) for vector in found))
+        weight, bias = (vector if vector is None or rows is None else vector.view(rows, -1) for vector in found)
+        return Norm(spec, weight, bias, self._rms_norm)
 
 
 def _host_tensor(tensor: WeightTensor) -> Tensor:

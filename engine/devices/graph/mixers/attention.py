@@ -13,6 +13,7 @@ from torch import Tensor
 from ....errors import DeviceError
 from ....models.spec import AttentionSpec, RopeSpec, TemperatureSpec
 from ..attention import AttentionLayer, Context
+from ..operations import Rotate
 from .mixer import Parts, Tokens
 
 
@@ -52,7 +53,8 @@ class Attention:
             q, k = self._q_norm(q), self._k_norm(k)
         if spec.rope is not None and self._rotation is not None:
             cos, sin = tokens.rotations[self._rotation]
-            q, k = _rotate(spec.rope, q, cos, sin), _rotate(spec.rope, k, cos, sin)
+            rotate = self._parts.rotate or _rotate
+            q, k = _turn(rotate, spec.rope, q, cos, sin), _turn(rotate, spec.rope, k, cos, sin)
         if spec.qk_norm_after_rope:
             q, k = self._q_norm(q), self._k_norm(k)
         if spec.query_temperature is not None:
@@ -84,12 +86,15 @@ def _temperature(temperature: TemperatureSpec, positions: Tensor) -> Tensor:
     return 1 + temperature.beta * torch.log(1 + steps.float())
 
 
-def _rotate(rope: RopeSpec, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rope on `x [S, Q, heads, D]`: each pair `(a, b)` of dimensions turns by its angle, `cos` and `sin [S, Q, P]`."""
-    x, cos, sin = x.float(), cos[:, :, None], sin[:, :, None]
-    size = 2 * len(rope.inv_freq)
-    turned, rest = x[..., :size], x[..., size:]
-    a, b = (turned[..., ::2], turned[..., 1::2]) if rope.interleaved else turned.chunk(2, dim=-1)
+def _turn(rotate: Rotate, rope: RopeSpec, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rope on `x [S, Q, heads, D]`, in float32: P pairs of dimensions turn by angles, `cos` and `sin [S, Q, P]`."""
+    x, size = x.float(), 2 * len(rope.inv_freq)
+    turned = rotate(x[..., :size], cos, sin, rope.interleaved)
+    return torch.cat((turned, x[..., size:]), dim=-1)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    cos, sin = cos[:, :, None], sin[:, :, None]
+    a, b = (x[..., ::2], x[..., 1::2]) if interleaved else x.chunk(2, dim=-1)
     pair = (a * cos - b * sin, b * cos + a * sin)
-    turned = torch.stack(pair, dim=-1).flatten(-2) if rope.interleaved else torch.cat(pair, dim=-1)
-    return torch.cat((turned, rest), dim=-1)
+    return torch.stack(pair, dim=-1).flatten(-2) if interleaved else torch.cat(pair, dim=-1)

@@ -12,6 +12,7 @@ from torch import Tensor
 from ....errors import DeviceError
 from ....models.spec import MixerSpec, RopeSpec
 from ..attention import Attend
+from ..operations import Rotate
 from ..weights import Weights
 
 
@@ -59,6 +60,7 @@ class Parts:
     device: torch.device
     attend: Attend
     add_up: Callable[[Tensor], Tensor] | None  # sums what all parts of a shared model give; None: there are no others
+    rotate: Rotate | None  # the device's own rope; None: it has none
     kinds: Mapping[str, Callable[[Any, str, Parts], Mixer]]
 
     def mixer(self, spec: MixerSpec, layer: str) -> Mixer:

@@ -92,7 +92,9 @@ class Accelerator:
     """A device and its runtime. `compiled` are the things that were compiled or captured, in order.
 
     `compiles_operations`: operations outside of compiled functions are compiled one by one, when their shapes are new.
-    `capture_refuses_parts`: a graph may not write to a view of a tensor. Memory is in bytes.
+    `capture_refuses_parts`: a graph may not write to a view of a tensor. `pins_memory`: the host may have memory that
+    the device copies from and to by itself. `refuses` says why an operation is not possible, if it is not; it is told
+    the operands, and whether they are within a compiled function. Memory is in bytes.
     """
 
     def __init__(
@@ -102,10 +104,14 @@ class Accelerator:
         *,
         compiles_operations: bool = False,
         capture_refuses_parts: bool = False,
+        pins_memory: bool = True,
+        refuses: Callable[[Any, Sequence[Tensor], bool], str | None] = lambda func, operands, compiled: None,
     ) -> None:
         self.device = torch.device(kind, 0)
         self.total_bytes = total_bytes
         self.capture_refuses_parts = capture_refuses_parts
+        self.pins_memory = pins_memory
+        self._refuses = refuses
         self.taken_bytes = self.peak_bytes = 0
         self.compiled: list[object] = []
         self.compiles_operations = compiles_operations
@@ -198,6 +204,8 @@ class Accelerator:
         target = self._target(func, leaves, args)
         crossing = func in _COPIES and (bool(hosts) or target == "cpu")
         recording = self.recording if self._in_capture() else None
+        if reason := self._refuses(func, operands, self._tracing):
+            raise FakeDeviceError(f"{func}: {reason}")
         if recording or self._tracing:
             self._refuse_in_graph(func, args, kwargs, hosts, crossing)
         if not crossing and kwargs.get("device") is None and any(host.dim() > 0 for host in hosts):
@@ -318,13 +326,15 @@ class _Operations(TorchDispatchMode):
 
 
 class _Names(TorchFunctionMode):
-    """Has torch take the device's name for the stand-in's. The host's memory counts as pinned."""
+    """Has torch take the device's name for the stand-in's. The host's memory counts as pinned if it can be."""
 
     def __init__(self, accelerator: Accelerator) -> None:
         super().__init__()
-        self._own = accelerator.device.type
+        self._own, self._pins_memory = accelerator.device.type, accelerator.pins_memory
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if (func is Tensor.pin_memory or (kwargs or {}).get("pin_memory")) and not self._pins_memory:
+            raise FakeDeviceError(f"{self._own} has no pinned memory")
         if func is Tensor.pin_memory:
             return args[0]
         leaves, structure = tree_flatten((args, kwargs or {}))

@@ -1,8 +1,13 @@
-"""habana_frameworks.torch as Intel's documentation describes it, for one card of a process.
+"""habana_frameworks.torch as Intel describes it, for one card of a process. The rules, and where they are from:
 
-https://docs.habana.ai/en/latest/PyTorch/Inference_on_PyTorch/Inference_Using_HPU_Graphs.html: static shapes, all on the
-card, no flow that depends on data, no in-place updates of views. In lazy mode operations accumulate until `mark_step`,
-and what accumulated is compiled if it is new; in eager mode each operation is.
+- Graphs have static shapes, all on the card, no flow that depends on data, no in-place updates of views.
+  https://docs.habana.ai/en/latest/PyTorch/Inference_on_PyTorch/Inference_Using_HPU_Graphs.html
+- In lazy mode operations accumulate until `mark_step`, and what accumulated is compiled if it is new. HPU graphs exist
+  there only, and `hpu_backend` elsewhere only, where each operation outside of it is compiled for itself.
+  https://docs.habana.ai/en/latest/PyTorch/Reference/PyTorch_Support_Matrix.html
+- The host has no pinned memory: `is_pin_memory_available` in vllm_gaudi/platform.py
+  (https://github.com/vllm-project/vllm-gaudi).
+- What the fused kernels take: each kernel says it.
 """
 
 from __future__ import annotations
@@ -11,9 +16,10 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from enum import Enum
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -28,7 +34,9 @@ class FakeHpu:
     """What replaces habana_frameworks and torch.hpu. `fallbacks` is how often an operation ran on the CPU."""
 
     def __init__(self, total_bytes: int = GIB, *, lazy: bool) -> None:
-        self.accelerator = Accelerator("hpu", total_bytes, compiles_operations=not lazy, capture_refuses_parts=True)
+        self.accelerator = Accelerator(
+            "hpu", total_bytes, compiles_operations=not lazy, capture_refuses_parts=True, pins_memory=False
+        )
         self.graphs: list[FakeHpuGraph] = []
         self.fallbacks = 0
         self._lazy = lazy
@@ -64,9 +72,17 @@ class FakeHpu:
             is_available=lambda: True,
             metrics=metrics,
         )
+        kernels = module(
+            "habana_frameworks.torch.hpex.kernels",
+            FusedSDPA=FusedSDPA,
+            RotaryPosEmbeddingMode=RotaryPosEmbeddingMode,
+            apply_rotary_pos_emb=apply_rotary_pos_emb,
+        )
+        normalization = module("habana_frameworks.torch.hpex.normalization", FusedRMSNorm=FusedRMSNorm)
+        hpex = module("habana_frameworks.torch.hpex", kernels=kernels, normalization=normalization)
         core = module("habana_frameworks.torch.core", mark_step=accelerator.flush)
         distributed = module("habana_frameworks.torch.distributed", __path__=[str(Path(__file__).with_name("hccl"))])
-        package = module("habana_frameworks.torch", hpu=hpu, core=core, distributed=distributed)
+        package = module("habana_frameworks.torch", hpu=hpu, core=core, hpex=hpex, distributed=distributed)
         monkeypatch.delitem(sys.modules, "habana_frameworks.torch.distributed.hccl", raising=False)
         monkeypatch.setattr(torch.distributed, "all_reduce", self._all_reduce)
         module("habana_frameworks", torch=package)
@@ -140,3 +156,94 @@ class FakeHpuGraph:
         """Do it again, behind what has accumulated."""
         self._accelerator.flush()
         self.recording.replay()
+
+
+class FusedSDPA:
+    """Attention, as in python_packages/habana_frameworks/torch/hpex/kernels/FusedSDPA.py.
+
+    It is published at https://github.com/HabanaAI/gaudi-pytorch-bridge. Tensors are `[batch, heads, tokens, D]`. K and
+    V may have fewer heads, which divide those of Q. The mask is added to the scores.
+    """
+
+    calls: ClassVar[int] = 0
+
+    @classmethod
+    def apply(
+        cls,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        softmax_mode: str = "None",
+        recompute_mode: bool | None = None,
+        valid_seq_len: Tensor | None = None,
+        seq_padding_type: str = "left",
+    ) -> Tensor:
+        """`[batch, heads, tokens, D]`, in the type of Q."""
+        assert q.dim() == k.dim() == v.dim() == 4
+        assert q.dtype == k.dtype == v.dtype
+        assert q.shape[1] % k.shape[1] == 0
+        assert dropout_p == 0.0
+        assert softmax_mode.lower() in ("none", "fast", "fp32")
+        assert seq_padding_type.lower() in ("left", "right")
+        assert attn_mask is not None, "this model of the kernel has no other way to hide tokens"
+        assert not is_causal, "a mask together with is_causal is not supported yet"
+        assert valid_seq_len is None, "the length of sequences is for causal masks without attn_mask"
+        assert attn_mask.dtype == q.dtype
+        assert attn_mask.shape[1] in (1, q.shape[1])
+        cls.calls += 1
+        groups = q.shape[1] // k.shape[1]
+        k, v = (x.repeat_interleave(groups, 1).float() for x in (k, v))
+        scores = q.float() @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)
+        return ((scores + attn_mask.float()).softmax(-1) @ v).to(q.dtype)
+
+
+class FusedRMSNorm:
+    """RMSNorm, as in hpex/normalization/FusedRMSNorm.py of the same repository.
+
+    vllm_gaudi/ops/hpu_layernorm.py (https://github.com/vllm-project/vllm-gaudi): the input has three dimensions.
+    """
+
+    calls: ClassVar[int] = 0
+
+    @classmethod
+    def apply(cls, data_in: Tensor, gamma: Tensor, eps: float) -> Tensor:
+        """In the shape of the input."""
+        assert data_in.dim() == 3
+        assert gamma.shape == data_in.shape[-1:]
+        cls.calls += 1
+        return data_in * torch.rsqrt(data_in.square().mean(-1, keepdim=True) + eps) * gamma
+
+
+class RotaryPosEmbeddingMode(Enum):
+    """Of `apply_rotary_pos_emb`, in hpex/kernels/RotaryPosEmbeddingHelper.py."""
+
+    BLOCKWISE = 0
+    PAIRWISE = 1
+
+
+def apply_rotary_pos_emb(p: Tensor, *args: Any) -> Tensor:
+    """Rope, as in hpex/kernels/RotaryPosEmbeddingHelper.py.
+
+    vllm_gaudi/ops/hpu_rotary_embedding.py: the cosines and sines are as wide as the input, there are no position ids,
+    and the offset is 0.
+    """
+    cos, sin, position_ids, offset, mode = args
+    assert position_ids is None
+    assert offset == 0
+    assert p.dim() == 3
+    assert cos.shape == sin.shape == (p.shape[0], 1, p.shape[-1])
+    assert p.dtype == cos.dtype == sin.dtype
+    apply_rotary_pos_emb.calls += 1  # type: ignore[attr-defined]
+    if mode is RotaryPosEmbeddingMode.BLOCKWISE:
+        a, b = p.chunk(2, -1)
+        turned = torch.cat((-b, a), -1)
+    else:
+        turned = torch.stack((-p[..., 1::2], p[..., ::2]), -1).flatten(-2)
+    return p * cos + turned * sin
+
+
+apply_rotary_pos_emb.calls = 0  # type: ignore[attr-defined]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+import sys
 from collections.abc import Callable
 
 import pytest
 import torch
-from engine.devices.fakes.hpu import FakeHpu
+from engine.devices.fakes.hpu import FakeHpu, FusedSDPA
+from engine.devices.made_models import PLAIN
 
+from tidewheel.engine.devices.graph.attention import AttentionLayer, Context, gather_attention
 from tidewheel.engine.devices.graph.hpu import HpuAdapter
 from tidewheel.engine.devices.graph.options import GraphOptions
 from tidewheel.engine.errors import DeviceError
@@ -102,3 +106,78 @@ def test_memory_is_what_the_driver_has(install: Install) -> None:
     x = torch.zeros(1000, device=adapter.device)
     assert adapter.memory() == (before.free - 4000, before.total)
     del x
+
+
+@pytest.mark.parametrize(
+    ("module", "kernel", "used_for"),
+    [
+        ("kernels", "FusedSDPA", "prompts"),
+        ("kernels", "RotaryPosEmbeddingMode", "RoPE"),
+        ("normalization", "FusedRMSNorm", "RMSNorm"),
+    ],
+)
+def test_a_release_without_a_kernel_is_told_which(
+    install: Install,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    module: str,
+    kernel: str,
+    used_for: str,
+) -> None:
+    install(False)
+    monkeypatch.delattr(sys.modules[f"habana_frameworks.torch.hpex.{module}"], kernel)
+    adapter = HpuAdapter(GraphOptions())
+    assert f"habana_frameworks.torch.hpex.{module} has no {kernel}" in caplog.text
+    assert f"torch's own operations compute {used_for}" in caplog.text
+    has = {
+        "prompts": adapter.attend is not gather_attention,
+        "RoPE": adapter.operations.rotate is not None,
+        "RMSNorm": adapter.operations.rms_norm is not None,
+    }
+    assert has == {name: name != used_for for name in has}
+
+
+@pytest.mark.parametrize(
+    ("window", "softcap"), [(None, None), (9, None), (None, 2.0)], ids=["all", "window", "softcap"]
+)
+def test_prompts_are_attended_to_as_everywhere_else(
+    install: Install, window: int | None, softcap: float | None
+) -> None:
+    install(False)
+    adapter = HpuAdapter(GraphOptions())
+    S, Q, H, G, D, block_size = 2, 12, 4, 2, 16, 4
+    spec = dataclasses.replace(
+        PLAIN, num_heads=H, num_kv_heads=G, head_dim=D, scale=0.3, sliding_window=window, softcap=softcap
+    )
+    generator = torch.Generator().manual_seed(3)
+    keys, values = (torch.randn(9 * block_size, G, D, generator=generator).bfloat16() for _ in range(2))
+    tables = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])
+    positions = torch.arange(Q).expand(S, Q)
+    keys[4 * block_size :: block_size * 4] = values[4 * block_size :: block_size * 4] = torch.nan  # behind the prompts
+    context = Context(positions, tables, keys, values)
+    layer = AttentionLayer(spec, block_size, None, None)
+    q = torch.randn(S, Q, H, D, generator=generator).bfloat16()
+    calls = FusedSDPA.calls
+    attended = adapter.attend(q, context, layer)
+    assert FusedSDPA.calls == calls + (softcap is None)
+    expected = gather_attention(q, context, layer)
+    assert torch.allclose(attended.float(), expected.float(), atol=0.02)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_the_kernels_of_rope_and_norms_compute_what_torch_does(install: Install, interleaved: bool) -> None:
+    install(False)
+    operations = HpuAdapter(GraphOptions()).operations
+    assert operations.rotate is not None
+    assert operations.rms_norm is not None
+    x = torch.randn(2, 3, 4, 8, generator=torch.Generator().manual_seed(5))
+    angles = torch.arange(24.0).view(2, 3, 4)
+    pairs = torch.view_as_complex(
+        x.unflatten(-1, (4, 2)).contiguous() if interleaved else torch.stack(x.chunk(2, -1), -1).contiguous()
+    )
+    turned = torch.view_as_real(pairs * torch.polar(torch.ones(2, 3, 1, 4), angles[:, :, None]))
+    expected = turned.flatten(-2) if interleaved else turned.transpose(-1, -2).flatten(-2)
+    assert torch.allclose(operations.rotate(x, angles.cos(), angles.sin(), interleaved), expected, atol=1e-5)
+    weight = torch.arange(8.0)
+    expected = torch.nn.functional.rms_norm(x, [8], weight, 1e-5)
+    assert torch.allclose(operations.rms_norm(x, weight, 1e-5), expected, atol=1e-5)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from engine.devices.fakes.accelerator import Accelerator
 from engine.devices.fakes.cuda import FakeCuda
-from engine.devices.fakes.hpu import FakeHpu
+from engine.devices.fakes.hpu import FakeHpu, FusedRMSNorm, FusedSDPA, apply_rotary_pos_emb
 from engine.devices.fakes.neuron import FakeNeuron
 from engine.devices.graph.served import FEW_BUCKETS, MEMORY, load, reference, serve, storm
 
@@ -65,9 +65,9 @@ def install(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, tmp
         ("cuda", True, FEW_BUCKETS),
         ("hpu", True, FEW_BUCKETS),
         pytest.param("hpu", True, EAGER, marks=pytest.mark.sweep),
-        pytest.param("hpu", False, FEW_BUCKETS, marks=pytest.mark.sweep),
+        pytest.param("hpu", False, EAGER, marks=pytest.mark.sweep),
     ],
-    ids=["cuda", "hpu-graphs", "hpu-lazy", "hpu-compiled"],
+    ids=["cuda", "hpu-graphs", "hpu-lazy", "hpu-eager"],
 )
 def test_a_storm_compiles_nothing_and_gives_the_reference_tokens(install, name, lazy, options) -> None:
     expected = reference("torch", "float32")  # before all operations are looked at
@@ -80,6 +80,17 @@ def test_a_storm_compiles_nothing_and_gives_the_reference_tokens(install, name, 
     assert installed.compiled_later == []
     stats = installed.executor.stats()
     assert (stats.num_outside, stats.num_compilations) == (0, 0)
+
+
+# The model of the package looks at each operation.
+def test_a_storm_on_hpu_is_compiled_and_runs_on_fused_kernels(install) -> None:
+    expected = reference("graph-cpu", "bfloat16")[:3]
+    kernels = (FusedSDPA, FusedRMSNorm, apply_rotary_pos_emb)
+    calls = [kernel.calls for kernel in kernels]
+    installed = install("hpu", FEW_BUCKETS, lazy=False, dtype="bfloat16")
+    assert serve(installed.executor, storm()[:3]) == expected
+    assert installed.compiled_later == []
+    assert all(kernel.calls > before for kernel, before in zip(kernels, calls, strict=True))
 
 
 def test_the_log_tells_what_loading_takes_on_hpu_as_vllms_does(install, caplog: pytest.LogCaptureFixture) -> None:
