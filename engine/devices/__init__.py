@@ -36,7 +36,7 @@ _DEVICES = {
     "cpu": _Entry(".cpu.device", "CpuDevice", (CpuOptions, ParallelOptions)),
     "cuda": _Entry(".graph.accelerators", "cuda", (GraphOptions, MemoryOptions, ParallelOptions)),
     "hpu": _Entry(".graph.accelerators", "HpuDevice", (GraphOptions, MemoryOptions, HpuOptions, ParallelOptions)),
-    "neuron": _Entry(".graph.accelerators", "NeuronDevice", (GraphOptions, MemoryOptions)),
+    "neuron": _Entry(".graph.accelerators", "NeuronDevice", (GraphOptions, MemoryOptions, ParallelOptions)),
     "tpu": _Entry(".tpu.device", "TpuDevice", (TpuOptions, MemoryOptions, ParallelOptions)),
     "torch": _Entry(".torch_reference", "TorchDevice"),
     "graph-cpu": _Entry(".graph.device", "graph_cpu", (GraphOptions, MemoryOptions, ParallelOptions)),

@@ -18,7 +18,9 @@ OWN = re.compile(
 
 
 def dockerfile(device: str) -> str:
-    return (ROOT / f"Dockerfile.{device}").read_text()
+    """Without the stage that makes a base, where there is one."""
+    text = (ROOT / f"Dockerfile.{device}").read_text()
+    return re.sub(r"^FROM .* AS torchneuron\n(.*\n)+?(?=FROM )", "", text, flags=re.MULTILINE)
 
 
 def instructions(device: str, name: str) -> list[str]:
@@ -39,6 +41,14 @@ def test_they_differ_only_in_what_is_the_devices_own(device: str) -> None:
         return [line for line in lines if line and not line.startswith("# ")]
 
     assert common(dockerfile(device)) == common(dockerfile(ACCELERATORS[0]))
+
+
+def test_the_base_for_trainium_is_made_with_torch_neuronx() -> None:
+    text = (ROOT / "Dockerfile.neuron").read_text()
+    assert "\nARG BASE=torchneuron\n" in text
+    stage = text.partition(" AS torchneuron\n")[2].partition("\nFROM ")[0]
+    for package in ("torch-neuronx==", "neuronx-cc", "aws-neuronx-runtime-lib", "aws-neuronx-collectives"):
+        assert package in stage
 
 
 @pytest.mark.parametrize("device", ACCELERATORS)

@@ -26,6 +26,9 @@ _NEURON = Kind("neuron", ".neuron", "NeuronAdapter", True, ("bfloat16", "float16
 _COLLECTIVES = "PT_HPU_ENABLE_LAZY_COLLECTIVES"
 _NEFF_FOLDER = "TORCH_NEURONX_NEFF_CACHE_DIR"
 _DEFAULT_NEFF_FOLDER = "~/.cache/tidewheel/neff"
+# What does not compile or lies on the CPU is an error, and not computed in another way: the first is the default of
+# newer releases only. https://awsdocs-neuron.readthedocs-hosted.com/en/latest/torch/reference/env-vars.html
+_NEURON_FAILURES = ("TORCH_NEURONX_DISABLE_FALLBACK_EXECUTION", "TORCH_NEURONX_DYNAMO_DISABLE_CPU_AUTOCOPY")
 
 logger = logging.getLogger(__name__)
 
@@ -74,10 +77,15 @@ class HpuDevice(GraphDevice):
 
 
 class NeuronDevice(GraphDevice):
-    """A Trainium device: the first of those that NEURON_RT_VISIBLE_CORES leaves."""
+    """The first logical core of those that NEURON_RT_VISIBLE_CORES leaves, or as many as share the model."""
 
-    def __init__(self, options: GraphOptions | None = None, memory: MemoryOptions | None = None) -> None:
-        super().__init__(_NEURON, options, memory)
+    def __init__(
+        self,
+        options: GraphOptions | None = None,
+        memory: MemoryOptions | None = None,
+        parallel: ParallelOptions | None = None,
+    ) -> None:
+        super().__init__(_NEURON, options, memory, parallel)
 
     def load(
         self,
@@ -86,8 +94,15 @@ class NeuronDevice(GraphDevice):
         options: ExecutorOptions,
         cancellation: Cancellation | None = None,
     ) -> Executor:
-        """Load it, with a folder that keeps compiled graphs for the next start."""
+        """Load it, with a folder that keeps compiled graphs for the next start.
+
+        Raises DeviceError as other devices do, and if variables do not leave enough cores to share the model.
+        """
         _keep_compiled_graphs()
+        for variable in _NEURON_FAILURES:
+            os.environ.setdefault(variable, "1")
+        if self._size == 1 and not os.environ.get("NEURON_RT_VISIBLE_CORES"):
+            os.environ.setdefault("NEURON_RT_NUM_CORES", "1")  # or the runtime reserves all cores of the machine
         return super().load(spec, weights, options, cancellation)
 
 

@@ -1,5 +1,6 @@
-"""AWS Trainium, through torch-neuronx: a graph for each shape, and none that is replayed.
+"""AWS Trainium, through TorchNeuron (torch-neuronx): a graph for each shape, and none that is replayed.
 
+https://awsdocs-neuron.readthedocs-hosted.com/en/latest/torch/about-pytorch-neuron.html
 https://awsdocs-neuron.readthedocs-hosted.com/en/latest/torch/compile/reference-torch-compile.html
 """
 
@@ -14,7 +15,9 @@ from ...errors import DeviceError
 from ...weights.dtypes import DType
 from .adapter import DeviceMemory
 from .attention import gather_attention, no_plan
+from .operations import Operations
 from .options import GraphOptions
+from .searching import keep_by_search
 
 
 class NeuronAdapter:
@@ -31,31 +34,37 @@ class NeuronAdapter:
     attend = staticmethod(gather_attention)
     plan_attention = staticmethod(no_plan)
     any_width = False
+    # Compilers for Neuron fail at sorts (https://github.com/aws-neuron/aws-neuron-sdk/issues/868), and at the top-k of
+    # whole vocabularies, which is an instruction for narrow rows.
+    operations = Operations(keep=keep_by_search)
 
     def __init__(self, options: GraphOptions) -> None:
         try:
             import torch_neuronx  # noqa: F401  (makes the device known to torch)
         except ModuleNotFoundError as error:
             raise DeviceError(
-                f"{error.name} is not installed: use the image of Dockerfile.neuron, whose base has AWS's packages"
+                f"{error.name} is not installed: use the image of Dockerfile.neuron. AWS's images for vLLM have "
+                "libtorch-neuronx-lite instead, which is not enough"
             ) from error
         found = torch.accelerator.current_accelerator(check_available=True)
         if found is None:
             raise DeviceError(
-                "torch-neuronx finds no device: see that neuron-ls lists one (docker run --device=/dev/neuron0) and "
-                "that NEURON_RT_VISIBLE_CORES does not hide it"
+                "torch-neuronx finds no device: see that neuron-ls lists one (docker run --device=/dev/neuron0) of "
+                "Trn2 or Trn3, that NEURON_RT_VISIBLE_CORES does not hide it, and that torch-neuronx is 2.13 or newer: "
+                "Trn1 and Inf2 have an older one, for torch-xla"
             )
-        self.device = torch.device(found.type, 0)
+        # Of several processes that share a model, each has one core, with a number of its own.
+        self.device = torch.device(found.type, torch.accelerator.current_device_index())
         self._is_eager = options.enforce_eager
 
     def enter(self) -> None:
         """Make it the thread's device."""
-        torch.accelerator.set_device_index(0)
+        torch.accelerator.set_device_index(self.device)
 
     def memory(self) -> DeviceMemory:
         """The runtime's memory. It counts only finished work, so this waits for all work first."""
         self.synchronize()
-        return DeviceMemory(*torch.accelerator.get_memory_info(0))
+        return DeviceMemory(*torch.accelerator.get_memory_info(self.device))
 
     def synchronize(self) -> None:
         """Wait for the device."""

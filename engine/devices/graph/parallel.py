@@ -35,7 +35,12 @@ from ..executor import Executor, OnWait, Pending
 from .adapter import Adapter, DeviceMemory
 from .ranks import variables_of
 
-_LIBRARIES = {"cuda": "cpu:gloo,cuda:nccl", "hpu": "cpu:gloo,hpu:hccl", "graph-cpu": "gloo"}  # by the device's name
+_LIBRARIES = {  # by the device's name
+    "cuda": "cpu:gloo,cuda:nccl",
+    "hpu": "cpu:gloo,hpu:hccl",
+    "neuron": "neuron",  # a group in Python, which torch cannot combine with another library
+    "graph-cpu": "gloo",
+}
 _IDLE = timedelta(days=365)  # there may be no request for a long time
 _POLL_S = 0.05
 _END_S = 10.0  # for the others to end, or for this process to hear of one that did
@@ -50,11 +55,19 @@ class Group:
         self.rank, self.size = rank, size
         self._device, self._store = device, store
         self._add_up: Callable[[Tensor], Tensor] = _add_up
+        self._host: distributed.ProcessGroup | None = None  # for what the hosts tell each other; None: the default
 
     def join(self) -> None:
-        """Return when all others have joined."""
+        """Return when all others have joined. Raises DeviceError if this process cannot share an accelerator any more.
+
+        Nothing may have used the accelerator before.
+        """
         if self._device == "hpu":
             from .hccl import make_adder
+
+            self._add_up = make_adder()
+        elif self._device == "neuron":
+            from .neuron_group import make_adder
 
             self._add_up = make_adder()
         Path(self._store).with_name(_ready(self.rank)).touch()
@@ -67,21 +80,23 @@ class Group:
             world_size=self.size,
             timeout=_IDLE,
         )
+        if self._device == "neuron":
+            self._host = distributed.new_group(backend="gloo", timeout=_IDLE)
 
     def send(self, what: Any) -> None:
         """Give something to all other processes."""
-        distributed.broadcast_object_list([what], src=0)
+        distributed.broadcast_object_list([what], src=0, group=self._host)
 
     def receive(self) -> Any:
         """What the leader sent."""
         received: list[Any] = [None]
-        distributed.broadcast_object_list(received, src=0)
+        distributed.broadcast_object_list(received, src=0, group=self._host)
         return received[0]
 
     def scatter(self, parts: list[Any] | None = None) -> Any:
         """This process's one of the parts that the leader has."""
         received: list[Any] = [None]
-        distributed.scatter_object_list(received, parts, src=0)
+        distributed.scatter_object_list(received, parts, src=0, group=self._host)
         return received[0]
 
     def add_up(self, x: Tensor) -> Tensor:
@@ -95,7 +110,7 @@ class Group:
         def least() -> DeviceMemory:
             free, total = own()
             sizes = torch.tensor([free, total])
-            distributed.all_reduce(sizes, distributed.ReduceOp.MIN)
+            distributed.all_reduce(sizes, distributed.ReduceOp.MIN, group=self._host)
             return DeviceMemory(*sizes.tolist())
 
         adapter.memory = least  # type: ignore[method-assign]
@@ -120,6 +135,8 @@ class Leader(Group):
             )
             for rank in range(1, size)
         ]
+        if device == "neuron":
+            os.environ.update(shown[0])  # the runtime of this process would take the cores of all
         self._call = 0  # counts calls, and is odd within one
         super().__init__(device, store, 0, size)
         for process in self._processes:

@@ -10,6 +10,7 @@ import torch
 from engine.devices.fakes.accelerator import Accelerator, FakeDeviceError
 from engine.devices.fakes.cuda import FakeCuda
 from engine.devices.fakes.hpu import FakeHpu
+from engine.devices.fakes.neuron import FakeNeuron
 from engine.devices.fakes.recording import Recording
 from torch import Tensor
 
@@ -159,6 +160,24 @@ def test_eager_operations_are_compiled_one_by_one(monkeypatch: pytest.MonkeyPatc
             torch.compile(lambda x: x.sum().item(), backend="hpu_backend", fullgraph=True, dynamic=False)(x)
     finally:
         hpu.accelerator.leave()
+
+
+def test_neuron_refuses_what_its_compiler_does_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    neuron = FakeNeuron().install(monkeypatch)
+    torch.accelerator.set_device_index(0)
+    try:
+        x = torch.ones(2, 20000, device=neuron.accelerator.device)
+        for operation, reason in (
+            (lambda: x.sort(descending=True, stable=True), "sorts do not compile"),
+            (lambda: x.topk(20), "such a top-k"),
+            (lambda: x.double() + x.double(), "float64"),
+            (lambda: torch.empty(2, pin_memory=True), "no pinned memory"),
+        ):
+            with pytest.raises(FakeDeviceError, match=reason):
+                operation()
+        x[:, :64].topk(8)
+    finally:
+        neuron.accelerator.leave()
 
 
 def test_graphs_of_one_pool_share_the_memory_of_the_largest(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,8 @@ from tidewheel.engine.devices.sampling import sample as reference
 
 torch = pytest.importorskip("torch")
 
-from tidewheel.engine.devices.graph.sampler import greedy, sample  # noqa: E402
+from tidewheel.engine.devices.graph.sampler import greedy, keep_by_sorting, sample  # noqa: E402
+from tidewheel.engine.devices.graph.searching import keep_by_search  # noqa: E402
 
 ROWS, VOCAB = 64, 1000
 
@@ -75,6 +76,21 @@ def test_equal_logits_go_to_the_lower_token() -> None:
         tokens = on_device(logits, batch)
         assert tokens == reference(logits, batch).token_ids.tolist()
         assert max(tokens) <= 10
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("vocab", [3, 257, VOCAB])
+def test_a_search_keeps_the_tokens_that_a_sort_keeps(vocab: int, dtype: torch.dtype) -> None:
+    random = np.random.default_rng(vocab)
+    logits = random.standard_normal((ROWS, vocab)).astype(np.float32) * 3
+    logits[::2] = np.round(logits[::2] * 2) / 2  # many equal weights
+    weights = torch.from_numpy(logits - logits.max(-1, keepdims=True)).exp()
+    weights[::5] = weights[::5].masked_fill(weights[::5] < 0.05, 0.0)
+    top_k, top_p = random.choice([0, 1, 2, 20, vocab, vocab + 3], ROWS), random.choice([1, 1e-6, 0.3, 0.9, 0.99], ROWS)
+    bounds = [torch.from_numpy(bound.astype(np.float64))[:, None].to(dtype) for bound in (top_k, top_p)]
+    kept = keep_by_search(weights, *bounds)
+    assert torch.equal(kept, keep_by_sorting(weights, *bounds))
+    assert (kept > 0).any(-1).all()
 
 
 def test_without_float64_draws_follow_the_distribution() -> None:
