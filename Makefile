@@ -15,7 +15,7 @@ PYTEST_ARGS ?=
 WERROR ?= OFF
 # ON runs all C++ tests at each emulated level, as cross-sweep does, and not only those of what differs between levels.
 SWEEP ?= OFF
-# cpu, arm, s390x, tpu, hpu, neuron or cuda: the Dockerfile's name
+# cpu, arm, s390x, tpu, hpu, neuron, cuda, rocm or xpu: the Dockerfile's name
 IMAGE_FOR ?= cpu
 IMAGE ?= tidewheel:$(IMAGE_FOR)
 # Empty: the one that the Dockerfile names.
@@ -143,7 +143,7 @@ images: $(VENV)/.test-tools $(VENV)/.installed  ## build all images and ask the 
 # Each of them can be run alone.
 check-release: test sweep clients cross-sweep fuzz-all images  ## every check there is, in hours
 
-image:  ## build the container image (IMAGE_FOR=arm, s390x, tpu, hpu, neuron or cuda; IMAGE=, BASE=)
+image:  ## build the container image (IMAGE_FOR=arm, s390x, tpu, hpu, neuron, cuda, rocm or xpu; IMAGE=, BASE=)
 	docker build $(if $(BASE),--build-arg BASE=$(BASE)) --build-arg VERSION=$(VERSION) --build-arg REVISION=$(REVISION) \
 	    -f Dockerfile.$(IMAGE_FOR) -t $(IMAGE) .
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds the images for accelerators as their Dockerfiles say, and starts them on a machine that has no accelerator.
 #
-#   tools/accelerators.sh [tpu] [hpu] [neuron] [cuda]
+#   tools/accelerators.sh [tpu] [hpu] [neuron] [cuda] [rocm] [xpu]
 #
 # As root on Debian 12 for x86-64, with: apt-get install buildah debootstrap
 # No container registry is used. The image for TPUs is built on a base made with debootstrap, and serves the embedded model
@@ -22,8 +22,10 @@ declare -A refusals=(
     [hpu]='habana_frameworks is not installed'
     [neuron]='/dev/neuron0 is missing'
     [cuda]='/dev/nvidia0 is missing'
+    [rocm]='/dev/kfd, or an AMD GPU in /dev/dri, is missing'
+    [xpu]='an Intel GPU in /dev/dri is missing'
 )
-[ "$#" -gt 0 ] || set -- tpu hpu neuron cuda
+[ "$#" -gt 0 ] || set -- tpu hpu neuron cuda rocm xpu
 for device in "$@"; do
     [ -n "${refusals[$device]:-}" ] || fail "name one of these, or none for all: ${!refusals[*]}"
 done

@@ -35,6 +35,8 @@ class _Entry(NamedTuple):
 _DEVICES = {
     "cpu": _Entry(".cpu.device", "CpuDevice", (CpuOptions, ParallelOptions)),
     "cuda": _Entry(".graph.accelerators", "cuda", (GraphOptions, MemoryOptions, ParallelOptions)),
+    "rocm": _Entry(".graph.accelerators", "rocm", (GraphOptions, MemoryOptions, ParallelOptions)),
+    "xpu": _Entry(".graph.accelerators", "xpu", (GraphOptions, MemoryOptions)),
     "hpu": _Entry(".graph.accelerators", "HpuDevice", (GraphOptions, MemoryOptions, HpuOptions, ParallelOptions)),
     "neuron": _Entry(".graph.accelerators", "NeuronDevice", (GraphOptions, MemoryOptions, ParallelOptions)),
     "tpu": _Entry(".tpu.device", "TpuDevice", (TpuOptions, MemoryOptions, ParallelOptions)),

@@ -34,6 +34,17 @@ answer(torch.{device}.device_count(), model, *torch.{device}.{memory}())
 """
 _QUESTIONS: Mapping[str, str] = {
     "cuda": _TORCH.format(device="cuda", model="GPU", memory="mem_get_info"),
+    "rocm": _TORCH.format(device="cuda", model="GPU", memory="mem_get_info"),
+    "xpu": """
+import torch
+if not torch.xpu.is_available():
+    raise SystemExit("torch.xpu.is_available() is false")
+try:
+    memory = torch.xpu.mem_get_info()
+except RuntimeError:  # integrated GPUs do not tell
+    memory = None, None
+answer(torch.xpu.device_count(), torch.xpu.get_device_name(), *memory)
+""",
     "hpu": "import habana_frameworks.torch" + _TORCH.format(device="hpu", model="Gaudi", memory="mem_get_info"),
     "neuron": "import torch_neuronx"
     + _TORCH.format(device="accelerator", model="NeuronCore", memory="get_memory_info"),

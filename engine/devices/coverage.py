@@ -23,7 +23,9 @@ from ..models.spec import (
 )
 from . import SERVING_DEVICES
 
-EVERYWHERE = ("cpu", "cuda", "hpu", "neuron", "tpu", "torch", "graph-cpu")
+GRAPH = ("cuda", "rocm", "xpu", "hpu", "neuron", "graph-cpu")
+"""The devices of the graph executor, which have the same mixers."""
+EVERYWHERE = ("cpu", *GRAPH, "tpu", "torch")
 
 _STATEFUL = ("cpu", "torch")
 

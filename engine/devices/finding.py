@@ -20,6 +20,10 @@ from ..errors import DeviceError
 from ..install_hint import install_command
 
 _ROOT = Path("/")
+_PIP = "pip install --force-reinstall"
+# https://rocm.docs.amd.com/projects/ai-ecosystem/en/latest/frameworks/pytorch/install.html
+_ROCM_TORCH = "'torch[device-all]' --index-url https://stable.repo.amd.com/rocm/whl-next/"
+_XPU_TORCH = "torch --index-url https://download.pytorch.org/whl/xpu"
 
 
 class Finding(Struct, frozen=True):
@@ -44,35 +48,62 @@ class Finding(Struct, frozen=True):
 class _Kind(NamedTuple):
     """How to recognize an accelerator. `pci` matches "vendor class", as sysfs writes them, of its PCI functions.
 
-    `packages` must be importable, named by their distribution. Only machines with such an accelerator have the packages
-    in `own`.
+    It needs the node `shared` besides its own, and one of the `drivers`. `packages` must be importable, named by their
+    distribution. Only machines with such an accelerator have the packages in `own`. `torch` is a build that torch must
+    be: its name in torch/version.py, and in words.
     """
 
     pci: str
     node: str
-    driver: str | None
+    drivers: tuple[str, ...]
     container: str
     packages: Mapping[str, str]
     own: str | None
     install: Callable[[], str]
     variables: tuple[str, ...]
+    shared: str | None = None
+    torch: tuple[str, str] | None = None
 
 
 _KINDS = {
     "cuda": _Kind(
         pci="0x10de 0x03",  # display controllers: not their audio functions, and no switches
         node="/dev/nvidia0",
-        driver="nvidia",
+        drivers=("nvidia",),
         container="docker run --gpus all",
         packages={"torch": "torch"},
         own=None,
         install=partial(install_command, "cuda"),
         variables=("CUDA_VISIBLE_DEVICES",),
+        torch=("cuda", "CUDA"),
+    ),
+    "rocm": _Kind(
+        pci="0x1002 0x(03|12)",  # display controllers, and processing accelerators: not their audio functions
+        node="/dev/kfd, or an AMD GPU in /dev/dri,",
+        drivers=("amdgpu",),
+        container="docker run --device=/dev/kfd --device=/dev/dri",
+        packages={"torch": "torch"},
+        own=None,
+        install=lambda: f"use the image of Dockerfile.rocm, or {_PIP} {_ROCM_TORCH}",
+        variables=("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
+        shared="/dev/kfd",
+        torch=("hip", "ROCm"),
+    ),
+    "xpu": _Kind(
+        pci="0x8086 0x03",
+        node="an Intel GPU in /dev/dri",
+        drivers=("xe", "i915"),
+        container="docker run --device=/dev/dri",
+        packages={"torch": "torch"},
+        own=None,
+        install=lambda: f"use the image of Dockerfile.xpu, or {_PIP} {_XPU_TORCH}",
+        variables=("ZE_AFFINITY_MASK", "ONEAPI_DEVICE_SELECTOR"),
+        torch=("xpu", "support for Intel GPUs"),
     ),
     "hpu": _Kind(
         pci="0x1da3 ",
         node="/dev/accel/accel0",
-        driver="habanalabs",
+        drivers=("habanalabs",),
         container="docker run --runtime=habana",
         packages={"torch": "torch", "habana_frameworks": "habana-torch-plugin"},
         own="habana_frameworks",
@@ -82,7 +113,7 @@ _KINDS = {
     "neuron": _Kind(
         pci="0x1d0f 0x0880",  # system peripherals: all of Amazon's machines have disks and network cards of this vendor
         node="/dev/neuron0",
-        driver="neuron",
+        drivers=("neuron",),
         container="docker run --device=/dev/neuron0",
         packages={"torch": "torch", "torch_neuronx": "torch-neuronx"},
         own="torch_neuronx",
@@ -92,7 +123,7 @@ _KINDS = {
     "tpu": _Kind(
         pci="0x1ae0 0x(?!01|02)",  # not Google's disks and network cards
         node="/dev/accel0 or /dev/vfio/0",
-        driver=None,  # machines with TPUs come with theirs
+        drivers=(),  # machines with TPUs come with theirs
         container="docker run --privileged",
         packages={"jax": "jax", "libtpu": "libtpu"},
         own="libtpu",
@@ -102,6 +133,7 @@ _KINDS = {
 }
 ACCELERATORS = tuple(_KINDS)
 """The accelerators that can be found, in the order in which `--device auto` tries them."""
+_IN_PROCESSORS = ("rocm", "xpu")  # most desktop processors have such a GPU, and few of them are meant
 
 
 def find(name: str, root: Path = _ROOT, environ: Mapping[str, str] = os.environ) -> Finding:
@@ -127,12 +159,15 @@ def find(name: str, root: Path = _ROOT, environ: Mapping[str, str] = os.environ)
 def is_there(name: str, root: Path = _ROOT, environ: Mapping[str, str] = os.environ) -> bool:
     """Whether anything says that this machine is meant for such an accelerator: a device node, or its own package.
 
-    This takes a fraction of a millisecond, for starts on machines that have none.
+    A GPU of AMD or Intel counts only where torch is built for it. This takes a fraction of a millisecond, for starts on
+    machines that have none.
     """
     if _is_jax_on_cpu(name, environ):
         return False
-    own = _KINDS[name].own
-    return any(_nodes(name, root)) or (own is not None and _is_installed(own))
+    kind = _KINDS[name]
+    if any(_nodes(name, root)):
+        return name not in _IN_PROCESSORS or _is_right_torch(kind)
+    return kind.own is not None and _is_installed(kind.own)
 
 
 def require(name: str) -> None:
@@ -162,6 +197,12 @@ def _nodes(name: str, root: Path) -> Iterator[str]:
             devices = root / "sys/kernel/iommu_groups" / node / "devices"
             if any(_is_of(name, devices / device) for device in _listed(devices)):
                 yield f"/dev/vfio/{node}"
+    elif name in _IN_PROCESSORS:
+        shared = _KINDS[name].shared
+        if shared is None or (root / shared[1:]).exists():
+            for node in _numbered(root / "dev/dri", "renderD"):  # as GPUs of all vendors are called
+                if _is_of(name, root / "sys/class/drm" / node / "device"):
+                    yield f"/dev/dri/{node}"
     else:
         prefix = {"cuda": "nvidia", "neuron": "neuron"}[name]
         yield from (f"/dev/{node}" for node in _numbered(root / "dev", prefix))
@@ -208,10 +249,9 @@ def _text(path: Path) -> str:
 
 
 def _driver(kind: _Kind, root: Path) -> list[str]:
-    if kind.driver is None:
-        return []
-    number = _text(root / "sys/module" / kind.driver / "version")
-    if not number and kind.driver == "nvidia":  # some sandboxes have no /sys/module
+    numbers = [_text(root / "sys/module" / driver / "version") for driver in kind.drivers]
+    number = next(filter(None, numbers), "")
+    if not number and "nvidia" in kind.drivers:  # some sandboxes have no /sys/module
         found = re.search(r"\s(\d+\.\d[\d.]*)\s", _text(root / "proc/driver/nvidia/version"))
         number = found[1] if found else ""
     return [f"driver {number}"] if number else []
@@ -234,22 +274,27 @@ def _missing_hardware(kind: _Kind, nodes: tuple[str, ...], root: Path) -> list[s
     if not nodes:
         devices = root / "sys/bus/pci/devices"
         there = any(re.match(kind.pci, _identity(devices / device)) for device in _listed(devices))
-        if there and kind.driver and not (root / "sys/module" / kind.driver).exists():
-            return [
-                f"the hardware is present, but its driver is not: install it on the host, then modprobe {kind.driver}"
-            ]
+        if there and kind.drivers and not any((root / "sys/module" / driver).exists() for driver in kind.drivers):
+            driver = kind.drivers[0]
+            return [f"the hardware is present, but its driver is not: install it on the host, then modprobe {driver}"]
         seen = ", but the hardware is present" if there else ""
         return [f"{kind.node} is missing{seen}: {kind.container}"]
-    if not any(os.access(f"{root}{node}", os.R_OK | os.W_OK) for node in nodes):
-        return [
-            f"user {os.getuid()} may not open {nodes[0]}: docker run --group-add $(stat -c %g {nodes[0]}), or as root"
-        ]
+    closed = [node for node in (*filter(None, [kind.shared]), *nodes) if not _may_open(f"{root}{node}")]
+    if kind.shared in closed or len(closed) == len(nodes):
+        node = closed[0]
+        return [f"user {os.getuid()} may not open {node}: docker run --group-add $(stat -c %g {node}), or as root"]
     return []
+
+
+def _may_open(path: str) -> bool:
+    return os.access(path, os.R_OK | os.W_OK)
 
 
 def _hidden(name: str, environ: Mapping[str, str]) -> list[str]:
     if name == "cuda" and environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1", "NoDevFiles"):
         return [f"CUDA_VISIBLE_DEVICES={environ['CUDA_VISIBLE_DEVICES']} hides all GPUs: unset it"]
+    if name == "rocm" and environ.get("HIP_VISIBLE_DEVICES") == "-1":
+        return ["HIP_VISIBLE_DEVICES=-1 hides all GPUs: unset it"]
     if name == "tpu" and "tpu" not in (environ.get("JAX_PLATFORMS") or "tpu").split(","):
         return [f"JAX_PLATFORMS={environ['JAX_PLATFORMS']} hides the TPU: unset it"]
     return []
@@ -262,14 +307,16 @@ def _missing_packages(name: str, kind: _Kind, environ: Mapping[str, str], on_cpu
     if missing:
         verb = "is" if len(missing) == 1 else "are"
         return [f"{' and '.join(missing)} {verb} not installed: {kind.install()}"]
-    if name == "cuda" and not _has_cuda():
-        return ["torch is installed without CUDA: pip install --force-reinstall torch"]
+    if kind.torch is not None and not _is_right_torch(kind):
+        mend = f"{_PIP} torch" if name == "cuda" else kind.install()
+        return [f"torch is installed without {kind.torch[1]}: {mend}"]
     return []
 
 
-def _has_cuda() -> bool:
-    """Whether torch was built for CUDA, which it says in a file of its own."""
+def _is_right_torch(kind: _Kind) -> bool:
+    """Whether torch is the build that an accelerator needs, which it says in a file of its own."""
     spec = find_spec("torch")
-    if spec is None or spec.origin is None:
+    if kind.torch is None or spec is None or spec.origin is None:
         return False
-    return re.search(r"^cuda\b.*=\s*['\"]", _text(Path(spec.origin).with_name("version.py")), re.MULTILINE) is not None
+    says = re.compile(rf"^{kind.torch[0]}\b.*=\s*['\"]?\d", re.MULTILINE)
+    return says.search(_text(Path(spec.origin).with_name("version.py"))) is not None

@@ -40,7 +40,7 @@ _OF_MODEL = (
 )  # fmt: skip
 _IN_TORCH = {  # devices that need nothing but torch
     "torch": "the readable reference, slow",
-    "graph-cpu": "the code of cuda, hpu and neuron, run by torch on this CPU; for tests",
+    "graph-cpu": "the code of cuda, rocm, xpu, hpu and neuron, run by torch on this CPU; for tests",
 }
 
 

@@ -264,8 +264,8 @@ REFUSED = {
         "--device-ids="
     ),
     "other users of this machine see it on the command line; set HF_TOKEN": "--hf-token=",
-    "Intel's GPUs are not supported, and its CPUs need no OpenVINO: leave it out, and the CPU runs the model": (
-        "--device=xpu --device=openvino"
+    "OpenVINO is not used: --device cpu runs models on Intel's processors, --device xpu on its GPUs, nothing on NPUs": (
+        "--device=openvino"
     ),
     "a GGUF file describes its model, and other models have a config.json in their folder: leave it out, or set "
     "single fields with --hf-overrides": "--hf-config-path=",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-ACCELERATORS = ("cuda", "hpu", "neuron", "tpu")
+ACCELERATORS = ("cuda", "hpu", "neuron", "rocm", "tpu", "xpu")
 # Differences between devices: the base, packages, variables of their software, and who may use them.
 OWN = re.compile(
     r"^(ARG (BASE|EXTRAS)=.*|# --build-arg EXTRAS=.*|    && apt-get install .*"

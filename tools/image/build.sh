@@ -21,10 +21,18 @@ packages() {
     rm -rf /var/lib/apt/lists/*
     python3 -m venv /opt/build
     python3 -m venv --system-site-packages --without-pip /opt/tidewheel
+    # A base may have its packages in a virtual environment, as AMD's and vLLM's have. Another one does not see those.
+    if python3 -c 'import sys; sys.exit(sys.prefix == sys.base_prefix)'; then
+        site_packages python3 >"$(site_packages $python)/base.pth"
+    fi
     $build/pip install --no-cache-dir --require-hashes -r requirements/build.txt
     set -- -r requirements/server.txt
     for extra in $EXTRAS; do set -- "$@" -r "requirements/$extra.txt"; done
     $build/pip wheel --no-cache-dir --no-deps --no-build-isolation --require-hashes --wheel-dir /wheels "$@"
+}
+
+site_packages() {
+    "$1" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
 }
 
 server() {

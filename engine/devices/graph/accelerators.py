@@ -1,4 +1,7 @@
-"""The devices cuda, hpu and neuron. Nothing here imports torch, or a vendor's package, before a model is loaded."""
+"""The devices cuda, rocm, xpu, hpu and neuron.
+
+Nothing here imports torch, or a vendor's package, before a model is loaded.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,8 @@ from .options import GraphOptions
 from .ranks import variables_of
 
 _CUDA = Kind("cuda", ".cuda", "CudaAdapter", True, ("bfloat16", "float16", "float32"), "CUDA graphs")
+_ROCM = Kind("rocm", ".rocm", "RocmAdapter", True, ("bfloat16", "float16", "float32"), "HIP graphs")
+_XPU = Kind("xpu", ".xpu", "XpuAdapter", True, ("bfloat16", "float16", "float32"), "XPU graphs")
 _HPU = Kind("hpu", ".hpu", "HpuAdapter", True, ("bfloat16", "float16", "float32"), "HPUGraphs", "HPU Graph")
 _NEURON = Kind("neuron", ".neuron", "NeuronAdapter", True, ("bfloat16", "float16"))
 
@@ -38,6 +43,18 @@ def cuda(
 ) -> GraphDevice:
     """The first of the GPUs that CUDA_VISIBLE_DEVICES leaves, or as many as share the model."""
     return GraphDevice(_CUDA, options, memory, parallel)
+
+
+def rocm(
+    options: GraphOptions | None, memory: MemoryOptions | None = None, parallel: ParallelOptions | None = None
+) -> GraphDevice:
+    """The first of the AMD GPUs that HIP_VISIBLE_DEVICES leaves, or as many as share the model."""
+    return GraphDevice(_ROCM, options, memory, parallel)
+
+
+def xpu(options: GraphOptions | None, memory: MemoryOptions | None = None) -> GraphDevice:
+    """The first of the Intel GPUs that ZE_AFFINITY_MASK leaves."""
+    return GraphDevice(_XPU, options, memory)
 
 
 class HpuDevice(GraphDevice):

@@ -35,8 +35,9 @@ from ..executor import Executor, OnWait, Pending
 from .adapter import Adapter, DeviceMemory
 from .ranks import variables_of
 
-_LIBRARIES = {  # by the device's name
+_LIBRARIES = {  # by the device's name. Torch calls AMD's library by the name of NVIDIA's
     "cuda": "cpu:gloo,cuda:nccl",
+    "rocm": "cpu:gloo,cuda:nccl",
     "hpu": "cpu:gloo,hpu:hccl",
     "neuron": "neuron",  # a group in Python, which torch cannot combine with another library
     "graph-cpu": "gloo",

@@ -14,6 +14,11 @@ def variables_of(device: str, rank: int, size: int) -> dict[str, str]:
     """
     if device == "cuda":
         return {"CUDA_VISIBLE_DEVICES": _names("CUDA_VISIBLE_DEVICES", size)[rank]}
+    if device == "rocm":
+        # https://rocm.docs.amd.com/projects/HIP/en/latest/reference/env_variables.html
+        known = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+        variable = next((name for name in known if os.environ.get(name)), known[0])
+        return {variable: _names(variable, size)[rank]}
     if device == "hpu":
         return _of_card(rank, size)
     if device == "neuron":

@@ -21,8 +21,10 @@ from tidewheel.engine.loading.opened_model import open_model
 from tidewheel.engine.options import EngineOptions
 
 GIB = 2**30
-NVIDIA, GAUDI, NEURON, TPU = (
+NVIDIA, AMD, INTEL, GAUDI, NEURON, TPU = (
     ("0x10de", "0x030200"),
+    ("0x1002", "0x120000"),
+    ("0x8086", "0x038000"),
     ("0x1da3", "0x120000"),
     ("0x1d0f", "0x088000"),
     ("0x1ae0", "0xff0000"),
@@ -43,9 +45,10 @@ class _Accelerator:
     def is_available(self): return {available}
     def device_count(self): return 2
     def get_memory_info(self): return 3 * 2**30, 4 * 2**30
-cuda = hpu = _Device()
+cuda = hpu = xpu = _Device()
 accelerator = _Accelerator()
 """
+BUILDS = {"cuda": "13.0", "hip": "7.15.26333", "xpu": 20260000}
 JAX = """
 class _Device:
     device_kind = "TPU v9"
@@ -93,11 +96,12 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def install(folder: Path, cuda: str | None = "13.0", torch: str = TORCH.format(available=True)) -> None:
-    """All vendors' packages, as far as they are asked."""
+def install(folder: Path, builds: Mapping[str, object] = BUILDS, torch: str = TORCH.format(available=True)) -> None:
+    """All vendors' packages, as far as they are asked. Torch is the build of several vendors at once."""
+    versions = "".join(f"{name}: Optional[str] = {version!r}\n" for name, version in builds.items())
     files = {
         "torch/__init__.py": torch,
-        "torch/version.py": f"from typing import Optional\ncuda: Optional[str] = {cuda!r}\n",
+        "torch/version.py": f"from typing import Optional\n{versions}",
         "jax/__init__.py": JAX,
         "libtpu/__init__.py": "",
         "habana_frameworks/torch/__init__.py": "",
@@ -110,8 +114,15 @@ def install(folder: Path, cuda: str | None = "13.0", torch: str = TORCH.format(a
 
 def equip(machine: Machine, name: str) -> None:
     """Put an accelerator in."""
-    node = {"cuda": "nvidia0", "hpu": "accel/accel0", "neuron": "neuron0", "tpu": "accel0"}[name]
-    machine.write(f"dev/{node}")
+    nodes = {
+        "cuda": "nvidia0", "rocm": "dri/renderD128", "xpu": "dri/renderD129", "hpu": "accel/accel0",
+        "neuron": "neuron0", "tpu": "accel0",
+    }  # fmt: skip
+    machine.write(f"dev/{nodes[name]}")
+    if name == "rocm":
+        machine.write("dev/kfd").function("sys/class/drm/renderD128/device", AMD)
+    if name == "xpu":
+        machine.function("sys/class/drm/renderD129/device", INTEL)
 
 
 def test_nodes_are_told_apart(machine: Machine) -> None:
@@ -120,6 +131,30 @@ def test_nodes_are_told_apart(machine: Machine) -> None:
     assert machine.nodes("cuda") == ("/dev/nvidia0", "/dev/nvidia1", "/dev/nvidia2", "/dev/nvidia10")
     assert machine.nodes("neuron") == ("/dev/neuron0",)
     assert machine.nodes("hpu") == machine.nodes("tpu") == ()
+
+
+def test_gpus_of_all_vendors_have_nodes_of_the_same_names(machine: Machine) -> None:
+    for number, vendor in enumerate((INTEL, AMD, NVIDIA, AMD), 128):
+        machine.write(f"dev/dri/renderD{number}").function(f"sys/class/drm/renderD{number}/device", vendor)
+    machine.write("dev/dri/card0").write("dev/dri/renderD132")
+    assert machine.nodes("xpu") == ("/dev/dri/renderD128",)
+    assert machine.nodes("rocm") == ()
+    machine.write("dev/kfd")
+    assert machine.nodes("rocm") == ("/dev/dri/renderD129", "/dev/dri/renderD131")
+
+
+@pytest.mark.parametrize(("name", "key"), [("rocm", "hip"), ("xpu", "xpu")])
+def test_a_gpu_that_most_processors_have_counts_where_torch_is_built_for_it(
+    machine: Machine, packages: Path, name: str, key: str
+) -> None:
+    equip(machine, name)
+    install(packages, {**BUILDS, key: None})
+    assert not is_there(name, machine.root, {})
+    (missing,) = find(name, machine.root, {}).missing
+    assert missing.startswith("torch is installed without ")
+    assert f"use the image of Dockerfile.{name}, or pip install --force-reinstall " in missing
+    install(packages)
+    assert is_there(name, machine.root, {})
 
 
 def test_an_accelerator_of_another_vendor_is_no_gaudi(machine: Machine) -> None:
@@ -160,6 +195,8 @@ def test_a_machine_that_has_everything(machine: Machine, packages: Path, name: s
 
 MENDED = [
     ("cuda", "/dev/nvidia0 is missing: docker run --gpus all"),
+    ("rocm", "/dev/kfd, or an AMD GPU in /dev/dri, is missing: docker run --device=/dev/kfd --device=/dev/dri"),
+    ("xpu", "an Intel GPU in /dev/dri is missing: docker run --device=/dev/dri"),
     ("hpu", "/dev/accel/accel0 is missing: docker run --runtime=habana"),
     ("neuron", "/dev/neuron0 is missing: docker run --device=/dev/neuron0"),
     ("tpu", "/dev/accel0 or /dev/vfio/0 is missing: docker run --privileged"),
@@ -170,7 +207,7 @@ MENDED = [
 def test_a_missing_node(machine: Machine, packages: Path, name: str, missing: str) -> None:
     install(packages)
     assert find(name, machine.root, {}).missing == (missing,)
-    assert is_there(name, machine.root, {}) == (name != "cuda")  # torch is not only for machines with GPUs
+    assert is_there(name, machine.root, {}) == (name not in ("cuda", "rocm", "xpu"))  # torch is for others, too
 
 
 @pytest.mark.parametrize(
@@ -178,6 +215,14 @@ def test_a_missing_node(machine: Machine, packages: Path, name: str, missing: st
     [
         ("cuda", NVIDIA, "nvidia", "/dev/nvidia0 is missing, but the hardware is present: docker run --gpus all"),
         ("cuda", NVIDIA, "", f"{NO_DRIVER} nvidia"),
+        ("rocm", AMD, "", f"{NO_DRIVER} amdgpu"),
+        ("xpu", INTEL, "", f"{NO_DRIVER} xe"),
+        (
+            "xpu",
+            INTEL,
+            "i915",
+            "an Intel GPU in /dev/dri is missing, but the hardware is present: docker run --device=/dev/dri",
+        ),
         ("hpu", GAUDI, "", f"{NO_DRIVER} habanalabs"),
         ("neuron", DISK, "", "/dev/neuron0 is missing: docker run --device=/dev/neuron0"),
         ("neuron", NEURON, "", f"{NO_DRIVER} neuron"),
@@ -206,6 +251,9 @@ def test_a_driver_that_only_proc_knows(machine: Machine) -> None:
     ("name", "removed", "missing"),
     [
         ("cuda", ("torch",), "torch is not installed: " + install_command("cuda")),
+        ("rocm", ("torch",),
+         "torch is not installed: use the image of Dockerfile.rocm, or pip install --force-reinstall "
+         "'torch[device-all]' --index-url https://stable.repo.amd.com/rocm/whl-next/"),
         ("hpu", ("habana_frameworks",), "habana_frameworks is not installed: use the image of Dockerfile.hpu"),
         ("neuron", ("torch", "torch_neuronx"),
          "torch and torch_neuronx are not installed: use the image of Dockerfile.neuron"),
@@ -217,13 +265,13 @@ def test_a_missing_package(
 ) -> None:
     installed = {"torch", "jax", "libtpu", "habana_frameworks", "torch_neuronx"} - set(removed)
     monkeypatch.setattr("tidewheel.engine.devices.finding._is_installed", installed.__contains__)
-    monkeypatch.setattr("tidewheel.engine.devices.finding._has_cuda", lambda: True)
+    monkeypatch.setattr("tidewheel.engine.devices.finding._is_right_torch", lambda kind: True)
     equip(machine, name)
     assert find(name, machine.root, {}).missing == (missing,)
 
 
 def test_a_torch_without_cuda(machine: Machine, packages: Path) -> None:
-    install(packages, cuda=None)
+    install(packages, {**BUILDS, "cuda": None})
     equip(machine, "cuda")
     (missing,) = find("cuda", machine.root, {}).missing
     assert missing == "torch is installed without CUDA: pip install --force-reinstall torch"
@@ -237,12 +285,26 @@ def test_nodes_that_only_others_may_open(machine: Machine, packages: Path, monke
     assert missing.startswith(f"user {os.getuid()} may not open /dev/accel/accel0: docker run --group-add ")
 
 
+@pytest.mark.parametrize("closed", ["/dev/kfd", "/dev/dri/renderD128"])
+def test_both_nodes_of_an_amd_gpu_must_be_open(
+    machine: Machine, packages: Path, monkeypatch: pytest.MonkeyPatch, closed: str
+) -> None:
+    install(packages)
+    equip(machine, "rocm")
+    monkeypatch.setattr(os, "access", lambda path, _: not path.endswith(closed))
+    (missing,) = find("rocm", machine.root, {}).missing
+    assert missing.startswith(f"user {os.getuid()} may not open {closed}: docker run --group-add ")
+
+
 @pytest.mark.parametrize(
     ("name", "environ", "missing"),
     [
         ("cuda", {"CUDA_VISIBLE_DEVICES": "1"}, ()),
         ("cuda", {"CUDA_VISIBLE_DEVICES": ""}, ("CUDA_VISIBLE_DEVICES= hides all GPUs: unset it",)),
         ("cuda", {"CUDA_VISIBLE_DEVICES": "-1"}, ("CUDA_VISIBLE_DEVICES=-1 hides all GPUs: unset it",)),
+        ("rocm", {"HIP_VISIBLE_DEVICES": "1", "ROCR_VISIBLE_DEVICES": "0,1"}, ()),
+        ("rocm", {"HIP_VISIBLE_DEVICES": "-1"}, ("HIP_VISIBLE_DEVICES=-1 hides all GPUs: unset it",)),
+        ("xpu", {"ZE_AFFINITY_MASK": "1"}, ()),
         ("hpu", {"HABANA_VISIBLE_MODULES": "0,1"}, ()),
         ("neuron", {"NEURON_RT_VISIBLE_CORES": "0-3"}, ()),
         ("tpu", {"TPU_VISIBLE_CHIPS": "0", "JAX_PLATFORMS": "tpu,cpu"}, ()),
@@ -289,6 +351,12 @@ def test_a_package_is_asked(packages: Path, name: str) -> None:
     assert str(ask(name)) == f"2 x {model}, 3.00 GiB of 4.00 GiB free in the first"
 
 
+def test_an_integrated_gpu_tells_no_memory(packages: Path) -> None:
+    told = "def mem_get_info(self): return 3 * 2**30, 4 * 2**30"
+    install(packages, torch=TORCH.format(available=True).replace(told, "def mem_get_info(self): raise RuntimeError", 1))
+    assert ask("xpu") == Answer(2, "Imaginary", None, None)
+
+
 def test_memory_that_is_not_told() -> None:
     assert str(Answer(1, "Imaginary", None, None)) == "Imaginary, memory not reported"
 
@@ -316,7 +384,7 @@ def test_a_package_that_does_not_answer(packages: Path) -> None:
 def test_auto_takes_what_can_be_used_and_says_why_not_the_others(
     machine: Machine, packages: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    install(packages, cuda=None)
+    install(packages, {**BUILDS, "cuda": None})
     for name in ("cuda", "hpu"):
         equip(machine, name)
     with caplog.at_level(logging.INFO):

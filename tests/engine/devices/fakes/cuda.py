@@ -8,31 +8,36 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from engine.devices.fakes.accelerator import GIB, Accelerator, FakeDeviceError
 from engine.devices.fakes.recording import Recording
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 
 class FakeCuda:
     """What replaces torch.cuda. `pools` are the bytes of each graph pool: graphs of one share its memory."""
 
-    def __init__(self, total_bytes: int = GIB) -> None:
-        self.accelerator = Accelerator("cuda", total_bytes)
+    def __init__(self, total_bytes: int = GIB, kind: str = "cuda") -> None:
+        self.accelerator = Accelerator(kind, total_bytes)
         self.pools: dict[object, int] = {}
         self.graphs: list[FakeCudaGraph] = []
         self.error_modes: set[str] = set()
         self._streams = threading.local()
 
-    def install(self, monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> Self:
         """Put this in the place of torch.cuda."""
-        fake, accelerator = self, self.accelerator
+        self.put_into(monkeypatch, torch.cuda, CUDAGraph=lambda: FakeCudaGraph(self))
+        return self
 
-        class CUDAGraph(FakeCudaGraph):
-            def __init__(self) -> None:
-                super().__init__(fake)
+    def put_into(self, monkeypatch: pytest.MonkeyPatch, module: ModuleType, **more: Any) -> None:
+        """Replace what a module of torch has for a vendor's GPUs, and torch.compile."""
+        accelerator = self.accelerator
 
         def set_device(device: object) -> None:
             accelerator.enter()
@@ -48,16 +53,15 @@ class FakeCuda:
             "synchronize": self._synchronize,
             "mem_get_info": lambda device=None: accelerator.memory,
             "graph_pool_handle": object,
-            "CUDAGraph": CUDAGraph,
             "Stream": FakeStream,
             "Event": lambda: FakeEvent(self),
             "stream": self._stream,
             "current_stream": lambda device=None: self._current(),
             "empty_cache": lambda: None,
+            **more,
         }.items():
-            monkeypatch.setattr(torch.cuda, name, value)
+            monkeypatch.setattr(module, name, value)
         monkeypatch.setattr(torch, "compile", compile_function)
-        return self
 
     def _synchronize(self, device: object = None) -> None:
         if self.accelerator.recording is not None:

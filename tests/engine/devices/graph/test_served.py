@@ -16,6 +16,7 @@ from engine.devices.fakes.accelerator import Accelerator
 from engine.devices.fakes.cuda import FakeCuda
 from engine.devices.fakes.hpu import FakeHpu, FusedRMSNorm, FusedSDPA, apply_rotary_pos_emb
 from engine.devices.fakes.neuron import FakeNeuron
+from engine.devices.fakes.xpu import FakeXpu
 from engine.devices.graph.served import FEW_BUCKETS, MEMORY, load, reference, serve, storm
 
 from tidewheel.engine.declaring.option import Options
@@ -48,6 +49,8 @@ def install(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, tmp
     def make(name: str, *options: Options, lazy: bool = True, dtype: DType = "float32") -> Installed:
         fakes = {
             "cuda": lambda: FakeCuda(MEMORY),
+            "rocm": lambda: FakeCuda(MEMORY),
+            "xpu": lambda: FakeXpu(MEMORY),
             "hpu": lambda: FakeHpu(MEMORY, lazy=lazy),
             "neuron": lambda: FakeNeuron(MEMORY),
         }
@@ -63,11 +66,13 @@ def install(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, tmp
     ("name", "lazy", "options"),
     [
         ("cuda", True, FEW_BUCKETS),
+        pytest.param("rocm", True, FEW_BUCKETS, marks=pytest.mark.sweep),
+        pytest.param("xpu", True, FEW_BUCKETS, marks=pytest.mark.sweep),
         ("hpu", True, FEW_BUCKETS),
         pytest.param("hpu", True, EAGER, marks=pytest.mark.sweep),
         pytest.param("hpu", False, EAGER, marks=pytest.mark.sweep),
     ],
-    ids=["cuda", "hpu-graphs", "hpu-lazy", "hpu-eager"],
+    ids=["cuda", "rocm", "xpu", "hpu-graphs", "hpu-lazy", "hpu-eager"],
 )
 def test_a_storm_compiles_nothing_and_gives_the_reference_tokens(install, name, lazy, options) -> None:
     expected = reference("torch", "float32")  # before all operations are looked at
