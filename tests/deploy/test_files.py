@@ -28,6 +28,7 @@ __all__ = ["dummy_model", "start_server"]  # fixtures
 COMPOSE = ROOT / "docker-compose.yml"
 KUBERNETES = ROOT / "deploy/kubernetes"
 UNIT = ROOT / "deploy/systemd/tidewheel.service"
+GPUS = ROOT / "deploy/systemd/tidewheel.service.d/gpu.conf"
 OLDEST, NEWEST = "1.30", "newest"  # versions of Kubernetes
 SHUTDOWN_S = HttpOptions().shutdown_timeout + 5  # and for error events
 _PR_SET_MDWE = 65
@@ -201,6 +202,7 @@ def test_the_drop_ins_of_the_docs_suit_the_unit(unit: Path) -> None:
     folder.mkdir()
     for i, drop_in in enumerate(drop_ins):
         (folder / f"{i}.conf").write_text(drop_in)
+    shutil.copy(GPUS, folder)
     command = [require("systemd-analyze"), "verify", "--man=no", str(unit)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
@@ -213,7 +215,9 @@ def test_the_drop_ins_of_the_docs_suit_the_unit(unit: Path) -> None:
     assert "HF_TOKEN_PATH" in variables  # of huggingface_hub: tests/engine/weights/test_hub.py
 
 
-def test_the_unit_lets_the_service_do_little(unit: Path) -> None:
+@pytest.mark.parametrize("files", [[UNIT], [UNIT, GPUS]], ids=["unit", "gpu"])
+def test_the_unit_lets_the_service_do_little(unit: Path, files: list[Path]) -> None:
+    unit.write_text("".join(file.read_text() for file in files))  # systemd-analyze reads no drop-ins of a file
     command = [require("systemd-analyze"), "security", "--offline=yes", "--no-pager", str(unit)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if "offline" in done.stderr:
