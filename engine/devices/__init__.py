@@ -19,7 +19,16 @@ from .tpu.options import TpuOptions
 if TYPE_CHECKING:
     from .base import Device
 
-__all__ = ["DEVICE_NAMES", "DEVICE_OPTIONS", "SERVING_DEVICES", "check_options", "get_device", "means_cpu", "require"]
+__all__ = [
+    "DEVICE_NAMES",
+    "DEVICE_OPTIONS",
+    "SERVING_DEVICES",
+    "check_options",
+    "get_device",
+    "means_cpu",
+    "require",
+    "stages_take_turns",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -83,12 +92,28 @@ def check_options(name: str, options: Iterable[Options], num_stages: int = 1) ->
     if means_cpu(name):
         from .cpu.device import check_groups
 
-        given = [*options]
-        check_groups(
-            next((group for group in given if isinstance(group, CpuOptions)), CpuOptions()),
-            next((group for group in given if isinstance(group, ParallelOptions)), ParallelOptions()),
-            num_stages,
-        )
+        check_groups(*_of_cpu(options), num_stages)
+
+
+def stages_take_turns(name: str, options: Iterable[Options], num_stages: int) -> bool:
+    """Whether the stages of a pipeline need more cores than this machine has. False for devices without stages.
+
+    Raises DeviceError for cores that cannot be had.
+    """
+    if not means_cpu(name):
+        return False
+    from .cpu.device import take_turns
+
+    return take_turns(*_of_cpu(options), num_stages)
+
+
+def _of_cpu(options: Iterable[Options]) -> tuple[CpuOptions, ParallelOptions]:
+    """The CPU's groups of the options."""
+    given = [*options]
+    return (
+        next((group for group in given if isinstance(group, CpuOptions)), CpuOptions()),
+        next((group for group in given if isinstance(group, ParallelOptions)), ParallelOptions()),
+    )
 
 
 def means_cpu(name: str) -> bool:

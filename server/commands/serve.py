@@ -9,6 +9,7 @@ import logging
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -48,7 +49,11 @@ _TURN_S = 1e-3
 
 def run(arguments: Sequence[str]) -> int:
     """The `serve` command. Raises TidewheelError if the model cannot be served or the port is taken, or later fails."""
+    from tidewheel.ray.taking import with_ray
+
     options = parse_options(arguments)
+    replicas, why_ray = with_ray(options.replicas, options.engine)
+    options = replace(options, replicas=replicas)
     on_ray = options.replicas.distributed_executor_backend == "ray"
     stages_on_ray = on_ray and options.engine.pipeline.stages > 1
     shows_banner = on_terminal() and options.log.log_format == "text" and (not on_ray or stages_on_ray)
@@ -58,14 +63,14 @@ def run(arguments: Sequence[str]) -> int:
     allow_many_connections()
     sys.setswitchinterval(_TURN_S)
     share_heaps()
-    for note in (*options.notes, *options.app.without_effect()):
+    for note in (*options.notes, *options.app.without_effect(), *filter(None, [why_ray])):
         logger.info("%s", note)
     if options.hosts and not on_ray:
         return _serve_several(options, shows_banner=shows_banner)
     if on_ray and not options.hosts and pools(options.engine, options.encoders):
         raise ModelError(
             f"{options.engine.model} is an encoder, and replicas and stages on Ray are for models that generate: start "
-            "one server for each replica, without --distributed-executor-backend ray"
+            "one server for each replica, without --distributed-executor-backend ray and --data-parallel-size"
         )
     if stages_on_ray:
         from tidewheel.ray.pipeline import stage_host

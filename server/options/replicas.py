@@ -17,12 +17,13 @@ class ReplicaOptions(Options):
         None,
         "ray starts the server as replicas on Ray Serve, or with --pipeline-parallel-size its stages on the nodes, "
         "in the cluster of RAY_ADDRESS or a new one on this machine; needs the extra ray. mp runs the stages as "
-        "processes on this machine",
+        "processes on this machine [ray for several replicas, and for stages that need more cores than this machine "
+        "has if RAY_ADDRESS names a cluster]",
         choices=("ray", "mp"),
     )
     data_parallel_size: int = option(
         1,
-        "number of replicas of the model, with --distributed-executor-backend ray",
+        "number of replicas of the model, on Ray Serve",
         parse=count,
         check=at_least(1),
         metavar="N",
@@ -44,9 +45,13 @@ class ReplicaOptions(Options):
             )
 
     def _contradictions(self) -> Iterator[str]:
-        if self.distributed_executor_backend != "ray":
+        if self.distributed_executor_backend == "mp":
             yield from self._needing(
                 ("data_parallel_size", "cpus_per_replica"),
-                "--distributed-executor-backend ray; or start several servers, and let a proxy distribute requests "
-                "among them (docs/scale-out.md)",
+                "--distributed-executor-backend ray, not mp; or start several servers, and let a proxy distribute "
+                "requests among them (docs/scale-out.md)",
+            )
+        elif self.distributed_executor_backend is None and self.data_parallel_size == 1:
+            yield from self._needing(
+                ("cpus_per_replica",), "--distributed-executor-backend ray, or --data-parallel-size of 2 or more"
             )

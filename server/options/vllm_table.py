@@ -34,7 +34,7 @@ WORKS = {
     "1, or the value of --tensor-parallel-size: a draft model runs on the same cores": (
         "--speculative-draft-tensor-parallel-size"
     ),
-    "replicas, with `--distributed-executor-backend ray` (docs/scale-out.md)": "--data-parallel-size",
+    "replicas on Ray Serve (docs/scale-out.md)": "--data-parallel-size",
     "processes on CPUs, here or on Ray, each with some layers (docs/scale-out.md)": "--pipeline-parallel-size",
     "`ray` for replicas or stages on Ray, `mp` for local stages (docs/scale-out.md); `uni` is accepted without "
     "effect": ("--distributed-executor-backend"),
@@ -174,6 +174,7 @@ ACCEPTED = {
     "--prefill-context-parallel-size=1 --nnodes=1 --node-rank=0 --data-parallel-backend=mp --master-addr= "
     "--master-port= --cp-kv-cache-interleave-size= --dcp-kv-cache-interleave-size= --dcp-comm-backend= "
     "--dcp-q-replicate",
+    "replicas always run on Ray Serve": "--data-parallel-backend=ray",
     "all experts are in the memory of this machine": "--enable-expert-parallel --enable-ep-weight-filter "
     "--enable-eplb --eplb-config= --num-redundant-experts= --eplb-window-size= --eplb-step-interval= "
     "--eplb-log-balancedness --expert-placement-strategy= --all2all-backend= --enable-dbo --ubatch-size= "

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Using extra keyword arguments on
         ({"read_timeout": "7"}, "--read-timeout has no effect on Ray Serve"),
         ({"port": "8001"}, "--port is not the application's"),
         ({"max_model_length": "4096"}, "unknown option --max-model-length"),
+        ({"data_parallel_size": "2"}, "give the application num_replicas instead"),
         ({"num_cpus": "0"}, "num_cpus must be at least 1"),
         ({"router": "magic"}, "router must be one of prefix, power-of-two"),
         ({"max_replicas": "3"}, "give num_replicas, or min_replicas and max_replicas"),

@@ -27,7 +27,7 @@ from waiting import wait_until
 from tidewheel.server.options.model import DEMO_MODEL
 
 pytestmark = pytest.mark.timeout(1200)  # where the machine has other things to do, a cluster takes minutes
-COMMAND = [str(Path(sys.executable).with_name("tidewheel")), "serve", "--distributed-executor-backend", "ray"]
+COMMAND = [str(Path(sys.executable).with_name("tidewheel")), "serve"]
 OPTIONS = ["--data-parallel-size", "2", "--cpus-per-replica", "1", "--kv-cache-space", "0.1", "--api-key", KEY]
 OPTIONS += ["--shutdown-timeout", "1"]
 ENVIRONMENT = {

@@ -20,6 +20,7 @@ from tidewheel.engine.loading.load import check_at_once, load_engine
 from tidewheel.engine.models.overrides import overridden
 from tidewheel.engine.options import EngineOptions
 from tidewheel.engine.weights import open_source
+from tidewheel.ray.taking import with_ray
 from tidewheel.server.app_resources import find_resources
 from tidewheel.server.chat.request_images import request_images
 from tidewheel.server.generation.prompt_encoding import PromptEncoder
@@ -75,7 +76,8 @@ class OfflineModel:
 
     def __init__(self, options: OfflineOptions) -> None:
         """Load it. Raises TidewheelError, saying what to change."""
-        for note in options.notes:
+        replicas, why_ray = with_ray(options.replicas, options.engine)
+        for note in (*options.notes, *filter(None, [why_ray])):
             logger.warning("%s", note)
         resources = find_resources(options.app)
         self.engine: Engine | None = None
@@ -84,12 +86,12 @@ class OfflineModel:
             self.encoders = load_model_alone(options.engine, options.encoders)
             self.pooler = Pooler(self.encoders)
             return
-        if options.replicas.distributed_executor_backend != "ray":
+        if replicas.distributed_executor_backend != "ray":
             check_at_once(options.engine)
         # First, because a chat model's cache takes a share of the memory that is left.
         self.encoders = load_encoders_beside(options.engine, options.encoders, downloads_of(options.engine))
         self.pooler = Pooler(self.encoders)
-        self.engine = engine = self._load(options.engine, options.replicas)
+        self.engine = engine = self._load(options.engine, replicas)
         self._name = options.engine.model
         self._read_config = cache(partial(_config, options.engine))
         self._generator = Generator(engine)

@@ -38,6 +38,8 @@ def application_of(arguments: Mapping[str, Any]) -> serve.Application:
             "the stages of a replica are processes on its node: leave distributed_executor_backend=ray out, or start "
             "one server whose stages are on several nodes by tidewheel serve --distributed-executor-backend ray"
         )
+    if options.replicas.data_parallel_size > 1:
+        raise TidewheelError("data_parallel_size is for tidewheel serve: give the application num_replicas instead")
     return make_application(settings, line, environment, options)
 
 

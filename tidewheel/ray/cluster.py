@@ -19,6 +19,16 @@ _OWN: dict[str, Any] = {"address": "local", "include_dashboard": False, "object_
 _REACHED_S = 10.0
 
 
+def is_named() -> bool:
+    """Whether there is a cluster that `connected` uses: RAY_ADDRESS names it, or this process is connected to it."""
+    return bool(os.environ.get("RAY_ADDRESS")) or _is_connected()
+
+
+def _is_connected() -> bool:
+    loaded = sys.modules.get("ray")
+    return loaded is not None and loaded.is_initialized()
+
+
 @contextmanager
 def connected(environment: Mapping[str, str]) -> Iterator[bool]:
     """A context with a connection to Ray; whether the cluster is this process's own, which then ends with it.
@@ -26,7 +36,7 @@ def connected(environment: Mapping[str, str]) -> Iterator[bool]:
     A connection that this process has already is used, and left as it is. The `environment` is for an own cluster,
     where nothing else is set. Raises TidewheelError.
     """
-    if (loaded := sys.modules.get("ray")) is not None and loaded.is_initialized():
+    if _is_connected():
         yield False
         return
     is_own = not os.environ.get("RAY_ADDRESS")
@@ -46,7 +56,7 @@ def joined(address: str) -> Iterator[None]:
     try:
         import ray  # noqa: F401
     except ImportError as error:
-        raise no_ray(error, "--ray-address") from None
+        raise no_ray(error, "--ray-address needs") from None
     if address == "auto":
         address = os.environ.get("RAY_ADDRESS") or "auto"
     try:
@@ -96,9 +106,9 @@ def _check_reachable(address: str) -> None:
         raise _UnusableError(f"Ray cannot be used: nobody answers at {address} ({error})") from error
 
 
-def no_ray(error: ImportError, flag: str = "--distributed-executor-backend ray") -> TidewheelError:
+def no_ray(error: ImportError, who_needs: str = "replicas, and stages on nodes of a cluster, need") -> TidewheelError:
     """What is missing."""
-    return TidewheelError(f"{flag} needs Ray Serve: {install_command('ray')} ({error})")
+    return TidewheelError(f"{who_needs} Ray Serve: {install_command('ray')} ({error})")
 
 
 def own_environment() -> dict[str, str]:

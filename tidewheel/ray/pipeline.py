@@ -16,13 +16,13 @@ from tidewheel.server.options.replicas import ReplicaOptions
 
 from .cluster import connected, own_environment
 from .room import check_room, cluster_cpus, cpus_of_stages
+from .taking import flags_of_cores
 
 if TYPE_CHECKING:
     from .stages import RayHost
 
 logger = logging.getLogger(__name__)
 
-_OF_CORES = ("threads_bind", "reserved_cpus")
 _OF_OWN_CLUSTER = {"RAY_USAGE_STATS_ENABLED": "0"}
 
 
@@ -45,12 +45,11 @@ def stage_host(engine: EngineOptions, replicas: ReplicaOptions) -> Iterator[RayH
 
 
 def _check_cores(engine: EngineOptions) -> None:
-    for group in engine.device_options:
-        if flags := group.differing_flags([name for name in _OF_CORES if hasattr(group, name)]):
-            raise TidewheelError(
-                f"{listed(flags)} and stages on Ray do not work together: the node chooses the cores of a stage; say "
-                "how many it has with --cpus-per-replica"
-            )
+    if flags := flags_of_cores(engine):
+        raise TidewheelError(
+            f"{listed(flags)} and stages on Ray do not work together: the node chooses the cores of a stage; say how "
+            "many it has with --cpus-per-replica"
+        )
 
 
 def _check_groups(engine: EngineOptions, cpus: int) -> None:

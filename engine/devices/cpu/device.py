@@ -57,6 +57,15 @@ def check_groups(options: CpuOptions, parallel: ParallelOptions, num_stages: int
         _groups_of_stages(options, num_stages, num_groups)
 
 
+def take_turns(options: CpuOptions, parallel: ParallelOptions, num_stages: int) -> bool:
+    """Whether the stages of a pipeline need more cores than there are. Raises DeviceError for unusable options."""
+    return _are_too_few(options, _chosen(options), num_stages * parallel.tensor_parallel_size)
+
+
+def _are_too_few(options: CpuOptions, groups: Sequence[Sequence[int]], wanted: int) -> bool:
+    return options.threads_bind == "auto" and sum(map(len, groups)) < wanted
+
+
 def _chosen(options: CpuOptions) -> list[list[int]]:
     return choose_groups(options.threads_bind, _native.topology(), cpu_quota(), options.reserved_cpus)
 
@@ -68,11 +77,10 @@ def _groups(options: CpuOptions, num_groups: int) -> list[list[int]]:
 
 def _groups_of_stages(options: CpuOptions, num_stages: int, num_groups: int) -> tuple[list[list[list[int]]], bool]:
     """The processors of each stage, by group, and whether stages take turns on them."""
-    groups, named = _chosen(options), options.threads_bind != "auto"
-    cpus = [cpu for group in groups for cpu in group]
-    if not named and len(cpus) < num_stages * num_groups:
-        return groups_in_turn(cpus, num_stages, num_groups), True
-    return groups_of_stages(groups, num_stages, num_groups, named=named), False
+    groups = _chosen(options)
+    if _are_too_few(options, groups, num_stages * num_groups):
+        return groups_in_turn([cpu for group in groups for cpu in group], num_stages, num_groups), True
+    return groups_of_stages(groups, num_stages, num_groups, named=options.threads_bind != "auto"), False
 
 
 def thread_groups(isa: str, options: CpuOptions, num_groups: int = 1) -> list[list[int]]:

@@ -50,6 +50,7 @@ def refusal(capsys: pytest.CaptureFixture[str], line: str, **environment: str) -
             "m -dp 2 --distributed-executor-backend ray",
             {"data_parallel_size": 2, "distributed_executor_backend": "ray"},
         ),
+        ("m -dp 2 --data-parallel-backend ray", {"data_parallel_size": 2}),
         (
             "m -pp 2 --distributed-executor-backend ray",
             {"pipeline_parallel_size": 2, "distributed_executor_backend": "ray"},
@@ -204,7 +205,7 @@ def test_a_line_that_works(line: str, shown: dict[str, Any]) -> None:
         ("m --runner generate --pooler-config.dimensions 64", "--pooler-config needs --runner pooling"),
         ("m --pooling-type MEAN", "--pooling-type is not supported: --pooler-config has a field for it"),
         ("m --config-format custom", "--config-format is not supported: convert"),
-        ("m -dp 4", "--data-parallel-size needs --distributed-executor-backend ray"),
+        ("m -dp 4 --distributed-executor-backend mp", "--data-parallel-size needs --distributed-executor-backend ray"),
         (
             "m -pp 2 -dp 2 --distributed-executor-backend ray",
             "--pipeline-parallel-size and --data-parallel-size do not work together",
