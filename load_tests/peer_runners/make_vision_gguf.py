@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def _published(name: str) -> str:
-    """The name that the converter knows. Newer versions of transformers write SigLIP's without the part in the middle."""
+    """The name that the converter knows. Newer versions of transformers write SigLIP's without its middle."""
     tower, inner = "vision_tower.", "vision_model."
     is_short = name.startswith(tower) and not name.startswith(tower + inner)
     return tower + inner + name.removeprefix(tower) if is_short else name
