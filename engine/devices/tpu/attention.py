@@ -1,7 +1,8 @@
 """Attention over pages of K and V, and writing to them.
 
-A page array is `[pages, page_size, 2 * G, D]` with K of KV head g at 2g and its V at 2g + 1. Dimensions: T tokens, S
-sequences, W pages of a block table, H query heads, G KV heads, D head dim.
+A page array is `[pages, page_size, 2 * G, D]` with K of KV head g at 2g and its V at 2g + 1. Where the kernel computes
+head by head it is `[pages, G, page_size, 2, D]`. Dimensions: T tokens, S sequences, W pages of a block table, H query
+heads, G KV heads, D head dim.
 """
 
 from __future__ import annotations
@@ -15,9 +16,13 @@ from jax import lax
 
 _CHUNK = 16  # tokens that read the cache together; every size of step is a multiple of it
 _TILE = 128  # cached tokens that they read at a time, from fixed positions
-# The kernel holds two blocks of pages at a time. A core's default share of vector memory is 16 MiB.
+# A core's default share of vector memory is 16 MiB. The kernel holds two blocks of pages there, a block of queries with
+# what becomes of them, and the scores of one KV head, several times.
 _KERNEL_PAGES_BYTES = 4 << 20
-_KERNEL_QUERIES = 32
+_KERNEL_SCORES_BYTES = 1 << 20
+_KERNEL_TOKENS = 32
+_KERNEL_QUERIES = 2048  # of all heads
+_KERNEL_QUERIES_OF_A_HEAD = 512  # that share a KV head
 
 
 class Sequences(NamedTuple):
@@ -45,9 +50,15 @@ def write(pages: jax.Array, slots: jax.Array, k: jax.Array, v: jax.Array) -> jax
 
     A page's heads may be wider: the rest is zeros.
     """
-    page, size, heads, dim = pages.shape
-    both = _widened(jnp.stack((k, v), axis=2).reshape(-1, heads, k.shape[-1]), dim).astype(pages.dtype)
-    return pages.reshape(page * size, heads, dim).at[slots].set(both, mode="drop").reshape(pages.shape)
+    dim = pages.shape[-1]
+    both = _widened(jnp.stack((k, v), axis=2), dim).astype(pages.dtype)
+    if pages.ndim == 5:
+        heads, size = pages.shape[1:3]
+        rows = (slots[:, None] // size * heads + jnp.arange(heads)) * size + slots[:, None] % size
+        return pages.reshape(-1, 2, dim).at[rows].set(both, mode="drop").reshape(pages.shape)
+    page, size, heads, _ = pages.shape
+    rows = both.reshape(-1, heads, dim)
+    return pages.reshape(page * size, heads, dim).at[slots].set(rows, mode="drop").reshape(pages.shape)
 
 
 def attend(
@@ -121,13 +132,38 @@ def kernel_attend(q: jax.Array, pages: jax.Array, sequences: Sequences, scores: 
 
     D is the pages', a multiple of 128; `q` may have less.
     """
+    T, H, D = q.shape
+    dim = pages.shape[-1]
+    wide = _widened(q, dim).astype(pages.dtype)
+    if pages.ndim == 4:
+        result = _run_kernel(wide, pages, sequences, scores)
+    else:
+        heads = pages.shape[1]
+        own_pages = pages.reshape(-1, *pages.shape[2:])  # a page of each head behind the other
+
+        def attend_by(head: tuple[jax.Array, jax.Array]) -> jax.Array:
+            queries, index = head
+            tables = sequences.tables * heads + index
+            return _run_kernel(queries, own_pages, sequences._replace(tables=tables), scores)
+
+        by_head = wide.reshape(T, heads, H // heads, dim).swapaxes(0, 1)
+        result = lax.map(attend_by, (by_head, jnp.arange(heads))).swapaxes(0, 1).reshape(wide.shape)
+    # What the kernel leaves in rows of padding may be no number, and would spoil the pages that it reads and masks.
+    real = jnp.arange(T) < sequences.query_start[-1]
+    return jnp.where(real[:, None, None], result[:, :, :D].astype(jnp.float32), 0.0)
+
+
+def _run_kernel(q: jax.Array, pages: jax.Array, sequences: Sequences, scores: Scores) -> jax.Array:
     from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ragged_paged_attention
 
-    T, _, D = q.shape
-    _, size, heads, dim = pages.shape
-    block_bytes = 2 * size * heads * dim * pages.dtype.itemsize
-    result = ragged_paged_attention(
-        _widened(q, dim).astype(pages.dtype),
+    T, H, _ = q.shape
+    size, heads = pages.shape[1:3]
+    share = H // (heads // 2)  # query heads of a KV head
+    tokens = _power_of_two(min(T, _KERNEL_TOKENS, _KERNEL_QUERIES // H, _KERNEL_QUERIES_OF_A_HEAD // share))
+    page_bytes = 2 * size * heads * pages.shape[3] * pages.dtype.itemsize  # in both blocks
+    columns = min(_KERNEL_PAGES_BYTES // page_bytes, _KERNEL_SCORES_BYTES // (4 * tokens * share * size))
+    return ragged_paged_attention(
+        q,
         pages,
         sequences.context_len,
         sequences.tables,
@@ -136,13 +172,15 @@ def kernel_attend(q: jax.Array, pages: jax.Array, sequences: Sequences, scores: 
         sm_scale=scores.scale,
         sliding_window=scores.window,
         soft_cap=scores.softcap,
-        num_kv_pages_per_block=max(1, min(sequences.tables.shape[1], _KERNEL_PAGES_BYTES // block_bytes)),
-        num_queries_per_block=min(T, _KERNEL_QUERIES),
+        num_kv_pages_per_block=max(1, min(sequences.tables.shape[1], columns)),
+        num_queries_per_block=tokens,
     )
-    # What the kernel leaves in rows of padding may be no number, and would spoil the pages that it reads and masks.
-    real = jnp.arange(T) < sequences.query_start[-1]
-    return jnp.where(real[:, None, None], result[:, :, :D].astype(jnp.float32), 0.0)
+
+
+def _power_of_two(largest: int) -> int:
+    """The largest that is not above a number, and 1 for all numbers below 2."""
+    return 1 << max(0, largest.bit_length() - 1)
 
 
 def _widened(heads: jax.Array, dim: int) -> jax.Array:
-    return jnp.pad(heads, ((0, 0), (0, 0), (0, dim - heads.shape[-1])))
+    return jnp.pad(heads, [(0, 0)] * (heads.ndim - 1) + [(0, dim - heads.shape[-1])])

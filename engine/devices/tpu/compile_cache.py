@@ -8,6 +8,8 @@ from pathlib import Path
 
 from ...errors import DeviceError
 
+_FLAGS = "--xla-cache-path", "--xla_cache_path"
+
 
 def use_compile_cache(path: str | None) -> None:
     """Keep all compiled programs in the folder from now on, for this process; None keeps none.
@@ -23,9 +25,22 @@ def use_compile_cache(path: str | None) -> None:
         compilation_cache.reset_cache()
         jax.config.update("jax_compilation_cache_dir", folder)
     if folder is not None:
+        _keep_flags_out_of_keys()
         # Also what compiles fast: a second start is to compile nothing.
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def _keep_flags_out_of_keys() -> None:
+    """Find programs whether the folder was named by a flag or by a variable.
+
+    JAX takes each argument of the command line that begins with `--xla` for a flag of XLA's compiler, and finds only
+    what was compiled with the same flags. It has a list of flags that change no program.
+    """
+    from jax._src import cache_key
+
+    others = cache_key.xla_flags_to_exclude_from_cache_key
+    others.extend(flag for flag in _FLAGS if flag not in others)
 
 
 def _private_folder(folder: Path) -> str:

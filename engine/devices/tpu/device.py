@@ -78,11 +78,14 @@ class TpuDevice(Device):
         kernel = self._kernel(options.cache_dtype)
         groups = self.kv_group_bytes(spec, options.cache_dtype)
         require_platform()
+        from .compile_cache import use_compile_cache
         from .loading import Loader
+        from .mesh import make_mesh
 
         spec = with_heads_for(spec, self._num_devices)
         _report(spec, kernel)
-        loader = Loader(spec, options, self._options, self._memory, kernel, groups)
+        use_compile_cache(self._options.xla_cache_path)
+        loader = Loader(spec, options, self._options, self._memory, kernel, groups, make_mesh(self._num_devices))
         return loader.load(weights, cancellation or Cancellation())
 
     def _kernel(self, kv_cache_dtype: KvCacheDType) -> Kernel:

@@ -48,7 +48,7 @@ def _fits(attention: AttentionSpec, num_devices: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """Which layers the kernel computes, on chips that each have a part of the KV heads.
+    """Which layers the kernel computes, on chips that each have a part of the KV heads, and in which pages.
 
     `itemsize` is the size of a cached number of K or V, in bytes. Not `available`: it computes no layer.
     """
@@ -67,14 +67,34 @@ class Kernel:
             return "ALiBi"
         if attention.sinks:
             return "attention sinks"
-        heads = attention.num_kv_heads // self.num_devices
-        words, rest = divmod(2 * heads * self.itemsize, _WORD_BYTES)
-        if rest or (words not in (1, 2, 4) and words % _SUBLANES):
-            return f"{heads} KV heads on a chip"
         return None
+
+    def page_shape(self, attention: AttentionSpec, page_size: int) -> tuple[int, ...]:
+        """The shape of a page of `page_size` tokens, over all chips: `[size, 2 * KV heads, D]`.
+
+        It is `[KV heads, size, 2, D]` where the kernel has to compute one KV head after the other.
+        """
+        heads, dim = attention.num_kv_heads, self.cached_head_dim(attention)
+        if self.computes(attention) and not self._computes_together(attention):
+            return heads, page_size, 2, dim
+        return page_size, 2 * heads, dim
 
     def cached_head_dim(self, attention: AttentionSpec) -> int:
         """The width of a head in the cache: what the kernel reads is padded with zeros to whole vectors."""
         if not self.computes(attention):
             return attention.head_dim
         return -(-attention.head_dim // _LANES) * _LANES
+
+    def _computes_together(self, attention: AttentionSpec) -> bool:
+        """Whether it compiles for all KV heads of a chip at once. One head always compiles."""
+        heads = attention.num_kv_heads // self.num_devices
+        if heads == 1:
+            return True
+        if self.cached_head_dim(attention) > _LANES:
+            return False  # it takes every n-th row of a page, which Mosaic can only do with rows of one vector
+        words, rest = divmod(2 * heads * self.itemsize, _WORD_BYTES)
+        if rest or (words not in (1, 2, 4) and words % _SUBLANES):
+            return False  # rows of a page must fill tiles
+        # Of more than 4 KV heads in float32 it takes 4 at a time. Without others in their groups, as many query heads
+        # are less than the 8 rows of a tile.
+        return self.itemsize < _WORD_BYTES or heads <= 4 or attention.num_heads > attention.num_kv_heads

@@ -9,6 +9,7 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 from jax import ShapeDtypeStruct
+from jax.sharding import Mesh
 
 from ...cancellation import Cancellation
 from ...errors import DeviceError
@@ -18,11 +19,10 @@ from ..cache_split import GroupBytes
 from ..limits import ExecutorLimits, ExecutorOptions
 from ..memory_options import MemoryOptions
 from .buckets import max_sequences, page_size, row_buckets, token_buckets
-from .compile_cache import use_compile_cache
 from .decoder import TpuDecoder
 from .executor import Loaded, TpuExecutor
 from .heads import Kernel
-from .mesh import first_chip, make_mesh, pages_sharding, replicated
+from .mesh import first_chip, pages_sharding, replicated
 from .mixers import Params
 from .options import TpuOptions
 from .programs import Programs
@@ -34,7 +34,7 @@ _GIB = 2**30
 
 
 class Loader:
-    """Loads one model. `groups` are the bytes of its cache groups over all chips."""
+    """Loads one model. `groups` are the bytes of its cache groups over all chips, which are those of the mesh."""
 
     def __init__(
         self,
@@ -44,6 +44,7 @@ class Loader:
         memory: MemoryOptions,
         kernel: Kernel,
         groups: Sequence[GroupBytes],
+        mesh: Mesh,
     ) -> None:
         self._spec, self._memory, self._kernel, self._groups = spec, memory, kernel, groups
         self._block_size = page_size(options.max_model_len, options.max_num_seqs)
@@ -51,9 +52,8 @@ class Loader:
         self._width = -(-options.max_model_len // self._block_size)
         self._token_sizes = token_buckets(options.max_num_batched_tokens, tpu.tpu_bucket_padding_gap)
         self._row_sizes = row_buckets(self._options.max_num_seqs)
-        use_compile_cache(tpu.xla_cache_path)
-        self._mesh = make_mesh(kernel.num_devices)
-        self._decoder = TpuDecoder(spec, self._mesh, kernel.computes)
+        self._mesh = mesh
+        self._decoder = TpuDecoder(spec, mesh, kernel.computes)
 
     def load(self, weights: WeightSource, cancellation: Cancellation) -> TpuExecutor:
         """The executor. Raises DeviceError and ModelError, and LoadCancelledError soon after it was cancelled."""
@@ -61,7 +61,7 @@ class Loader:
         params = place_weights(self._spec, weights, options.dtype, self._mesh, cancellation)
         limits = options.limits(self._groups, self._block_size, self._cache_bytes(params))
         limits = replace(limits, async_scheduling=True)
-        programs = self._programs(params, limits)
+        programs = self.programs(params, limits)
         zeros = jax.jit(
             lambda: ([jnp.zeros(p.shape, p.dtype) for p in programs.pages], jnp.zeros(programs.hidden.shape)),
             out_shardings=([p.sharding for p in programs.pages], programs.hidden.sharding),
@@ -77,21 +77,14 @@ class Loader:
             ) from error
         return TpuExecutor(limits, programs, loaded, self._token_sizes, self._row_sizes)
 
-    def _programs(self, params: Params, limits: ExecutorLimits) -> Programs:
+    def programs(self, params: Params, limits: ExecutorLimits) -> Programs:
+        """The model's programs with caches of that size. `params` have only to say sizes, types and shardings."""
         blocks = {group.window: group.num_blocks + 1 for group in limits.groups}  # with the padding block
-        pages = [
-            ShapeDtypeStruct(
-                (
-                    blocks[attention.sliding_window],
-                    self._block_size,
-                    2 * attention.num_kv_heads,
-                    self._kernel.cached_head_dim(attention),
-                ),
-                self._options.cache_dtype,
-                sharding=pages_sharding(self._mesh),
-            )
-            for attention in self._spec.attentions()
-        ]
+        pages = []
+        for attention in self._spec.attentions():
+            shape = blocks[attention.sliding_window], *self._kernel.page_shape(attention, self._block_size)
+            sharding = pages_sharding(self._mesh, len(shape))
+            pages.append(ShapeDtypeStruct(shape, self._options.cache_dtype, sharding=sharding))
         hidden = ShapeDtypeStruct(
             (self._token_sizes[-1], self._spec.hidden_size), jnp.float32, sharding=replicated(self._mesh)
         )
@@ -128,22 +121,36 @@ class Loader:
         if statistics is None:
             raise DeviceError("JAX does not say how much memory the TPU has: size the KV cache with --kv-cache-space")
         total, taken = int(statistics["bytes_limit"]), int(statistics["bytes_in_use"])
-        # The largest step, compiled with the smallest cache, says what a step takes beside weights and cache.
-        smallest = options.limits(self._groups, self._block_size, self._block_bytes())
-        largest = self._programs(params, smallest).step(self._token_sizes[-1], options.max_num_seqs).compile()
-        step: int = largest.memory_analysis().temp_size_in_bytes
+        needed = self.working_bytes(params)
         utilization = self._memory.gpu_memory_utilization
-        cache = int(max(total - taken - step, 0) * utilization)
+        cache = int(max(total - taken - needed, 0) * utilization)
         logger.info(
-            "A chip has %.2f GiB of memory: weights take %.2f GiB, a step %.2f GiB, and the KV cache gets %.2f GiB of "
-            "the rest (gpu_memory_utilization=%g)",
+            "A chip has %.2f GiB of memory: weights take %.2f GiB, a step and its sampling %.2f GiB, and the KV cache "
+            "gets %.2f GiB of the rest (gpu_memory_utilization=%g)",
             total / _GIB,
             taken / _GIB,
-            step / _GIB,
+            needed / _GIB,
             cache / _GIB,
             utilization,
         )
         return cache * self._kernel.num_devices
+
+    def working_bytes(self, params: Params) -> int:
+        """What programs take on a chip beside weights and cache, as compiled: the most of a step and its sampling.
+
+        They run one after the other, so they share their temporary memory. The logits of two steps may be there at a
+        time, while those of the first are fetched. All programs stay on the chip.
+        """
+        options = self._options
+        smallest = options.limits(self._groups, self._block_size, self._block_bytes())
+        programs = self.programs(params, smallest)
+        largest = programs.step(self._token_sizes[-1], options.max_num_seqs), programs.head(self._row_sizes[-1])
+        step, head = (program.compile().memory_analysis() for program in largest)
+        code = len(self._token_sizes) * step.generated_code_size_in_bytes
+        code += len(self._row_sizes) * head.generated_code_size_in_bytes
+        hidden = programs.hidden.size * programs.hidden.dtype.itemsize
+        temporary = max(step.temp_size_in_bytes, head.temp_size_in_bytes)
+        return int(temporary + 2 * head.output_size_in_bytes + hidden + code)
 
     def _block_bytes(self) -> int:
         """A block of each cache group."""

@@ -35,9 +35,14 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
-def pages_sharding(mesh: Mesh) -> NamedSharding:
-    """Pages by KV heads."""
-    return NamedSharding(mesh, PartitionSpec(None, None, AXIS))
+def pages_partition(ndim: int) -> PartitionSpec:
+    """Pages by KV heads: `[pages, size, 2 * KV heads, D]`, or with 5 dimensions `[pages, KV heads, size, 2, D]`."""
+    return PartitionSpec(None, AXIS) if ndim == 5 else PartitionSpec(None, None, AXIS)
+
+
+def pages_sharding(mesh: Mesh, ndim: int) -> NamedSharding:
+    """The same for the chips of a mesh."""
+    return NamedSharding(mesh, pages_partition(ndim))
 
 
 def weight_sharding(mesh: Mesh, name: str, shape: tuple[int, ...]) -> NamedSharding:

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from .decoder import TpuDecoder
 from .inputs import RowInputs, StepInputs
-from .mesh import pages_sharding, replicated
+from .mesh import replicated
 from .mixers import Params
 from .sampler import sample
 
@@ -81,7 +81,7 @@ class Programs:
         function = jax.jit(
             step,
             donate_argnums=(1, 2),
-            out_shardings=([pages_sharding(self.mesh)] * len(pages), replicated(self.mesh)),
+            out_shardings=([page.sharding for page in pages], replicated(self.mesh)),
         )
         return Program(function, (self._params(), pages, _described(self.hidden), self._ints(self.max_rows), inputs))
 
@@ -100,13 +100,21 @@ class Programs:
         return Program(function, (self._params(), _described(self.hidden), rows))
 
     def copy(self, indices: Sequence[int]) -> Program:
-        """`(pages, pairs [COPIED_PAIRS, 2]) -> pages`, of the arrays `indices`: copies page `from` to page `to`."""
+        """`(pages, pairs [COPIED_PAIRS, 2]) -> pages`, of the arrays `indices`: copies page `from` to page `to`.
+
+        One after the other: for all at once, XLA copies whole caches to another layout and back.
+        """
 
         def copy(pages: Pages, pairs: jax.Array) -> Pages:
-            return [page.at[pairs[:, 1]].set(page[pairs[:, 0]]) for page in pages]
+            def copy_pair(index: jax.Array, pages: Pages) -> Pages:
+                source, target = pairs[index]
+                return [page.at[target].set(page[source]) for page in pages]
+
+            copied: Pages = lax.fori_loop(0, len(pairs), copy_pair, pages)
+            return copied
 
         pages = [_described(self.pages[index]) for index in indices]
-        function = jax.jit(copy, donate_argnums=0, out_shardings=[pages_sharding(self.mesh)] * len(pages))
+        function = jax.jit(copy, donate_argnums=0, out_shardings=[page.sharding for page in pages])
         return Program(function, (pages, self._ints(COPIED_PAIRS, 2)))
 
     def _params(self) -> Params:

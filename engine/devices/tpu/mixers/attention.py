@@ -9,11 +9,10 @@ from jax.sharding import PartitionSpec
 from ....errors import DeviceError
 from ....models.spec import AttentionSpec, RopeSpec, TemperatureSpec
 from ..attention import Scores, Sequences, attend, kernel_attend, write
-from ..mesh import AXIS
+from ..mesh import AXIS, pages_partition
 from .mixer import Parts, Pass
 
 _HEADS = PartitionSpec(None, AXIS)  # of [T, heads, head dim]
-_PAGES = PartitionSpec(None, None, AXIS)
 
 
 class Attention:
@@ -45,14 +44,15 @@ class Attention:
             q = q * _temperature(spec.query_temperature, sequences.positions)[:, None, None]
         slopes = None if spec.alibi_slopes is None else jnp.array(spec.alibi_slopes, jnp.float32)
         sinks = step.params[f"{layer}.sinks"] if spec.sinks else None
-        by_head, everywhere = PartitionSpec(AXIS), PartitionSpec()
+        pages = step.pages[self._index]
+        of_pages, by_head, everywhere = pages_partition(pages.ndim), PartitionSpec(AXIS), PartitionSpec()
         result, step.pages[self._index] = jax.shard_map(
             self._on_chip,
             mesh=self._mesh,
-            in_specs=(_PAGES, _HEADS, _HEADS, _HEADS, by_head, by_head, everywhere, everywhere),
-            out_specs=(_HEADS, _PAGES),
+            in_specs=(of_pages, _HEADS, _HEADS, _HEADS, by_head, by_head, everywhere, everywhere),
+            out_specs=(_HEADS, of_pages),
             check_vma=False,
-        )(step.pages[self._index], q, k, v, slopes, sinks, slots, sequences)
+        )(pages, q, k, v, slopes, sinks, slots, sequences)
         return step.linear(f"{layer}.o", result.reshape(T, -1))
 
     def _norm(self, name: str, x: jax.Array, step: Pass) -> jax.Array:

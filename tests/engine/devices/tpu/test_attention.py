@@ -11,6 +11,7 @@ jax = pytest.importorskip("jax")
 T, PAGES, PAGE, WIDTH, H, G, D = 64, 40, 32, 12, 6, 2, 24
 QUERIES, CONTEXTS = (1, 17, 30, 1), (300, 17, 200, 64)  # tokens of four sequences, and all of their contexts'
 COUNT = sum(QUERIES)
+MODULE = "jax.experimental.pallas.ops.tpu.ragged_paged_attention"
 
 
 class Case:
@@ -104,6 +105,38 @@ def test_it_knows_alibi_and_sinks(window: int | None) -> None:
     sinks = np.linspace(-2, 2, H, dtype=np.float32)
     attended = case.attend(window, None, slopes=slopes, sinks=sinks)
     np.testing.assert_allclose(attended, case.by_formula(window, None, slopes, sinks), rtol=2e-4, atol=2e-5)
+
+
+def test_the_kernel_gives_the_same_head_by_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is replaced by our own attention, since nothing but a TPU runs it."""
+    import importlib
+
+    from tidewheel.engine.devices.tpu.attention import Scores, attend, kernel_attend, write
+
+    case, random = Case(3), np.random.default_rng(3)
+    jnp = jax.numpy
+    at = jax.tree.map(jnp.asarray, case.sequences)
+
+    def kernel(q, pages, lengths, tables, start, count, *, sm_scale, sliding_window, soft_cap, **blocks):  # type: ignore[no-untyped-def]
+        assert (lengths.shape, count.shape) == (at.context_len.shape, (1,))
+        assert 0 < blocks["num_kv_pages_per_block"] <= WIDTH
+        seen = at._replace(tables=tables, query_start=start)
+        return attend(q, pages, seen, Scores(sm_scale, sliding_window, soft_cap))
+
+    monkeypatch.setattr(importlib.import_module(MODULE), "ragged_paged_attention", kernel)
+    k, v = random.standard_normal((2, T, G, D), np.float32)
+    blocks, offsets = jnp.divmod(at.positions, PAGE)
+    slots = jnp.where(jnp.arange(T) < COUNT, at.tables[at.sequence, blocks] * PAGE + offsets, PAGES * PAGE)
+    pages = jnp.nan_to_num(case.pages)
+    own = jnp.moveaxis(pages.reshape(PAGES, PAGE, G, 2, D), 2, 1)
+    scores = Scores(0.2, 20, 1.5)
+    run = jax.jit(lambda pages: kernel_attend(case.q, write(pages, slots, k, v), at, scores))
+    together, apart = np.asarray(run(pages)), np.asarray(run(own))
+    np.testing.assert_allclose(apart, together, rtol=1e-5, atol=1e-6)
+    assert np.abs(together[:COUNT]).min() > 0
+    assert not together[COUNT:].any()
+    expected = jax.jit(lambda pages: attend(case.q, write(pages, slots, k, v), at, scores))(pages)
+    np.testing.assert_allclose(together[:COUNT], np.asarray(expected)[:COUNT], rtol=1e-5, atol=1e-6)
 
 
 def test_memory_does_not_grow_with_the_context() -> None:

@@ -79,6 +79,29 @@ def test_what_was_compiled_is_found_again(tmp_path: Path) -> None:
         use_compile_cache(None)
 
 
+def test_it_does_not_matter_how_the_folder_was_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """JAX looks for programs by the arguments of the command line, too."""
+    import jax
+
+    folder, found = str(tmp_path / "cache"), list[str]()
+    jax.monitoring.register_event_listener(lambda event, **_: found.append(event.rpartition("/")[2]))
+    for arguments, expected in (
+        ([], "cache_misses"),
+        ([f"--xla-cache-path={folder}"], "cache_hits"),
+        (["--xla_cache_path", folder], "cache_hits"),
+        (["--xla_tpu_some_flag=true"], "cache_misses"),  # which may change programs
+    ):
+        monkeypatch.setattr(sys, "argv", ["tidewheel", "serve", *arguments])
+        use_compile_cache(folder)
+        try:
+            found.clear()
+            jax.clear_caches()
+            assert jax.jit(lambda x: x * 5 + 2)(7) == 37
+        finally:
+            use_compile_cache(None)
+        assert {"cache_misses", "cache_hits"}.intersection(found) == {expected}
+
+
 def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "cache"
     folder.mkdir()

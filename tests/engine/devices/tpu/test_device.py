@@ -22,7 +22,7 @@ from tidewheel.engine.devices.tpu.device import TpuDevice
 from tidewheel.engine.devices.tpu.heads import Kernel
 from tidewheel.engine.errors import DeviceError
 from tidewheel.engine.install_hint import install_command
-from tidewheel.engine.models.spec import DecoderSpec
+from tidewheel.engine.models.spec import AttentionSpec, DecoderSpec
 from tidewheel.engine.weights.tensor import DenseTensor, QuantizedTensor, WeightTensor
 
 pytest.importorskip("jax")
@@ -159,8 +159,7 @@ def test_the_cache_of_a_tpu_has_heads_of_whole_vectors(monkeypatch: pytest.Monke
         (replace(PLAIN, sliding_window=9, softcap=3.0), 4, None),
         (replace(PLAIN, alibi_slopes=SLOPES), 2, "ALiBi"),
         (replace(PLAIN, sinks=True), 2, "attention sinks"),
-        (replace(PLAIN, num_kv_heads=3), 2, "3 KV heads on a chip"),
-        (replace(PLAIN, num_kv_heads=1), 2, None),
+        (replace(PLAIN, num_kv_heads=3), 2, None),
     ],
 )
 def test_the_kernel_is_taken_where_it_computes_the_layer(attention: Any, itemsize: int, reason: str | None) -> None:
@@ -168,6 +167,27 @@ def test_the_kernel_is_taken_where_it_computes_the_layer(attention: Any, itemsiz
     assert kernel.refusal(attention) == reason
     assert kernel.computes(attention) == (reason is None)
     assert not replace(kernel, available=False).computes(attention)
+
+
+@pytest.mark.parametrize(
+    ("attention", "itemsize", "num_devices", "shape"),
+    [
+        (PLAIN, 2, 1, (16, 4, 128)),
+        (replace(PLAIN, num_kv_heads=3), 2, 1, (3, 16, 2, 128)),  # do not fill a tile
+        (replace(PLAIN, num_kv_heads=3), 2, 3, (16, 6, 128)),
+        (replace(PLAIN, head_dim=160), 2, 1, (2, 16, 2, 256)),  # wider than a vector
+        (replace(PLAIN, head_dim=160, num_kv_heads=1), 2, 1, (16, 2, 256)),
+        (replace(PLAIN, num_heads=8, num_kv_heads=8), 4, 1, (8, 16, 2, 128)),  # 4 query heads are less than a tile
+        (replace(PLAIN, num_heads=8, num_kv_heads=8), 2, 1, (16, 16, 128)),
+        (replace(PLAIN, num_heads=16, num_kv_heads=8), 4, 1, (16, 16, 128)),
+        (replace(PLAIN, sinks=True, num_kv_heads=3), 2, 1, (16, 6, 40)),
+    ],
+)
+def test_heads_have_pages_of_their_own_where_the_kernel_computes_one_after_the_other(
+    attention: AttentionSpec, itemsize: int, num_devices: int, shape: tuple[int, ...]
+) -> None:
+    assert Kernel(True, num_devices, itemsize).page_shape(attention, 16) == shape
+    assert Kernel(False, num_devices, itemsize).page_shape(attention, 16)[:1] == (16,)
 
 
 class Chip:
@@ -194,6 +214,24 @@ def test_a_cache_that_nobody_sized_gets_its_part_of_what_weights_and_a_step_leav
     assert "A chip has 0.10 GiB of memory: weights take 0.04 GiB" in caplog.text
     assert f"of the rest (gpu_memory_utilization={memory or 0.9})" in caplog.text
     executor.close()
+
+
+def test_sampling_takes_its_part_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    from engine.devices.tpu.making import OPTIONS, device
+
+    from tidewheel.engine.devices.tpu import loading
+
+    monkeypatch.setattr(loading, "first_chip", lambda mesh: Chip())
+    blocks = []
+    for vocab_size in (VOCAB_SIZE, 1 << 16):
+        spec, made = replace(SPEC, vocab_size=vocab_size), device()
+        executor = made.load(spec, RandomWeights(spec), OPTIONS)
+        blocks.append(executor.limits.num_blocks)
+        executor.close()
+    block_bytes = 16 * device().kv_bytes_per_token(SPEC, "float32")
+    logits_bytes = 4 * OPTIONS.max_num_seqs * ((1 << 16) - VOCAB_SIZE)
+    # The logits of two steps, and at least what sorting those of one takes.
+    assert (blocks[0] - blocks[1]) * block_bytes > 0.9 * 4 * logits_bytes
 
 
 @pytest.mark.parametrize("num_devices", [1, 2])

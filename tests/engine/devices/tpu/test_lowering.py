@@ -43,14 +43,8 @@ def step_for_tpu(spec: DecoderSpec, dtype: str, num_devices: int = 1) -> str:
         )
         for name, shape in tensor_shapes(spec).items()
     }
-    pages = [
-        jax.ShapeDtypeStruct(
-            (PAGES, PAGE_SIZE, 2 * attention.num_kv_heads, kernel.cached_head_dim(attention)),
-            dtype,
-            sharding=pages_sharding(mesh),
-        )
-        for attention in spec.attentions()
-    ]
+    shapes = [(PAGES, *kernel.page_shape(attention, PAGE_SIZE)) for attention in spec.attentions()]
+    pages = [jax.ShapeDtypeStruct(shape, dtype, sharding=pages_sharding(mesh, len(shape))) for shape in shapes]
     hidden = jax.ShapeDtypeStruct((64, spec.hidden_size), "float32", sharding=replicated(mesh))
     step = Programs(decoder_, mesh, len(spec.windows()), WIDTH, 8, params, pages, hidden).step(64, 8)
     return str(jax.export.export(step.function, platforms=["tpu"])(*step.arguments).mlir_module())

@@ -1,0 +1,91 @@
+"""The device's programs, compiled for TPUs by their own compiler, libtpu's. No TPU is needed for that."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+from tidewheel.engine.devices.limits import ExecutorOptions
+from tidewheel.engine.devices.memory_options import MemoryOptions
+from tidewheel.engine.devices.parallel_options import ParallelOptions
+from tidewheel.engine.devices.tpu.buckets import page_size
+from tidewheel.engine.devices.tpu.device import TpuDevice
+from tidewheel.engine.devices.tpu.heads import Kernel, with_heads_for
+from tidewheel.engine.devices.tpu.loading import Loader
+from tidewheel.engine.devices.tpu.mesh import AXIS, weight_sharding
+from tidewheel.engine.devices.tpu.options import TpuOptions
+from tidewheel.engine.devices.tpu.programs import Programs
+from tidewheel.engine.models.spec import DecoderSpec, tensor_shapes
+from tidewheel.engine.weights.dtypes import STORAGE
+
+CHIPS = {
+    "v4": ("v4:2x2x1", 1),
+    "v5e": ("v5e:2x2", 1),
+    "v5e-4": ("v5e:2x2", 4),
+    "v5p": ("v5p:2x2x1", 1),
+    "v6e": ("v6e:2x2", 1),
+}
+"""What programs are compiled for: a slice as libtpu names it, and how many of its chips."""
+
+# Else libtpu asks the metadata server of Google's cloud which TPU this machine has, and runs in one process at a time.
+_MACHINE = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
+
+Described = Mapping[str, jax.ShapeDtypeStruct]
+
+
+@functools.cache
+def mesh_of(chips: str) -> Mesh:
+    """The chips of that name in CHIPS. They can be compiled for, and not be computed with."""
+    from jax.experimental import topologies
+
+    topology, count = CHIPS[chips]
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in _MACHINE.items():
+            patch.setenv(name, value)
+        devices = topologies.get_topology_desc(topology_name=topology, platform="tpu").devices
+    return Mesh(np.array(devices[:count]), (AXIS,))
+
+
+class Compiler:
+    """Compiles what the device would for a model on chips, with a cache of few blocks, which change no program."""
+
+    def __init__(self, spec: DecoderSpec, chips: str, dtype: str = "bfloat16", **options: Any) -> None:
+        mesh = mesh_of(chips)
+        asked = ExecutorOptions(
+            **{
+                "dtype": dtype,
+                "kv_cache_bytes": None,
+                "max_model_len": 4096,
+                "max_num_seqs": 128,
+                "max_num_batched_tokens": 2048,
+                "num_blocks": 64,
+                **options,
+            }
+        )
+        kernel = Kernel(True, mesh.size, STORAGE[asked.cache_dtype].itemsize)
+        device = TpuDevice(parallel=ParallelOptions(tensor_parallel_size=mesh.size))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("JAX_PLATFORMS", "tpu")
+            groups = device.kv_group_bytes(spec, asked.cache_dtype)
+        spec = with_heads_for(spec, mesh.size)
+        self._params: Described = {
+            name: jax.ShapeDtypeStruct(
+                shape, dtype if len(shape) == 2 else "float32", sharding=weight_sharding(mesh, name, shape)
+            )
+            for name, shape in tensor_shapes(spec).items()
+        }
+        self._loader = Loader(spec, asked, TpuOptions(), MemoryOptions(), kernel, groups, mesh)
+        limits = asked.limits(groups, page_size(asked.max_model_len, asked.max_num_seqs))
+        self.programs: Programs = self._loader.programs(self._params, limits)
+        self.working_bytes: Callable[[], int] = functools.partial(self._loader.working_bytes, self._params)

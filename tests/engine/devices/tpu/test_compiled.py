@@ -1,0 +1,81 @@
+"""libtpu, the compiler of TPUs, compiles the device's programs, with the kernel where the layer has one."""
+
+from __future__ import annotations
+
+import pytest
+from engine.devices.made_models import NORM, decoder_of
+from model_configs import CONFIGS
+from optional_packages import require_packages
+from published_configs import PUBLISHED, published_spec
+
+from tidewheel.engine.devices.coverage import missing_kinds
+from tidewheel.engine.errors import DeviceError
+from tidewheel.engine.models import describe
+from tidewheel.engine.models.spec import AttentionSpec, ResidualBlockSpec
+
+pytest.importorskip("jax")
+require_packages("libtpu")
+
+KERNEL = "tpu_custom_call"
+
+
+def heads(num_heads: int, num_kv_heads: int, head_dim: int, **options: object) -> AttentionSpec:
+    return AttentionSpec(num_heads, num_kv_heads, head_dim, head_dim**-0.5, **options)  # type: ignore[arg-type]
+
+
+# JAX's kernel compiles for none of these as it comes, except for the last.
+@pytest.mark.parametrize(
+    ("chips", "attention", "dtype", "max_model_len"),
+    [
+        pytest.param("v5e", heads(4, 2, 256, softcap=50.0, sliding_window=64), "bfloat16", 256, id="as in Gemma 2"),
+        pytest.param("v6e", heads(4, 2, 160), "bfloat16", 256, id="as in StableLM 2 12B"),
+        pytest.param("v5e", heads(8, 8, 128), "float32", 256, id="as in Llama 2, float32"),
+        pytest.param("v4", heads(15, 5, 64), "bfloat16", 256, id="SmolLM2 360M"),
+        pytest.param("v5e", heads(48, 1, 128), "bfloat16", 4096, id="StarCoder"),
+        pytest.param("v5e", heads(71, 1, 64), "bfloat16", 4096, id="Falcon 7B"),
+        pytest.param("v5e-4", heads(32, 8, 128), "bfloat16", 256, id="Llama 3.1 8B on 4 chips"),
+    ],
+)
+def test_attention_compiles_with_the_kernel(
+    chips: str, attention: AttentionSpec, dtype: str, max_model_len: int
+) -> None:
+    from engine.devices.tpu.ahead_of_time import Compiler
+
+    spec = decoder_of((ResidualBlockSpec(attention, NORM),))
+    compiler = Compiler(spec, chips, dtype, max_model_len=max_model_len, max_num_batched_tokens=64)
+    assert KERNEL in compiler.programs.step(64, 8).compile().as_text()
+
+
+@pytest.mark.parametrize("attention", [heads(4, 4, 64), heads(4, 4, 256)], ids=["together", "head by head"])
+def test_copying_pages_takes_no_memory_of_its_own(attention: AttentionSpec) -> None:
+    from engine.devices.tpu.ahead_of_time import Compiler
+
+    programs = Compiler(decoder_of((ResidualBlockSpec(attention, NORM),)), "v5e", max_model_len=256).programs
+    memory = programs.copy([0]).compile().memory_analysis()
+    assert memory.temp_size_in_bytes < memory.alias_size_in_bytes / 10
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("chips", ["v4", "v5e", "v5e-4", "v5p", "v6e"])
+@pytest.mark.parametrize("model", PUBLISHED)
+def test_programs_of_published_models_compile(model: str, chips: str) -> None:
+    from engine.devices.tpu.ahead_of_time import Compiler
+
+    spec = published_spec(model)
+    if missing_kinds("tpu", spec):
+        pytest.skip("the device does not serve this model")
+    try:
+        programs = Compiler(spec, chips).programs
+    except DeviceError as error:
+        pytest.skip(str(error))
+    kernels = sum(attention.alibi_slopes is None and not attention.sinks for attention in spec.attentions())
+    for num_tokens in (2048, 16):
+        step = programs.step(num_tokens, min(num_tokens, 128)).compile()
+        assert step.as_text().count(f'custom_call_target="{KERNEL}"') == kernels
+    programs.head(128).compile()
+    programs.copy(range(len(programs.pages))).compile()
+
+
+def test_all_architectures_of_the_device_are_among_the_published_models() -> None:
+    served = {name for name, config in CONFIGS.items() if not missing_kinds("tpu", describe(config).spec)}
+    assert served <= {config["architectures"][0] for config in PUBLISHED.values()}
