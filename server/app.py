@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from starlette.applications import Starlette
@@ -89,6 +89,7 @@ def build_app(
         read_template=read_template,
         media=media,
         shown_options=shown_options,
+        shared_adapters=shared_adapters_of(engine, resources),
     )
     return app_of_model(model, engines, options, resources, responses)
 
@@ -109,12 +110,14 @@ def chat_model_app(
     media: MediaOptions | None = None,
     shown_options: Mapping[str, Any] | None = None,
     max_model_len: int | None = None,
+    shared_adapters: SharedAdapters | None = None,
 ) -> ModelApp:
     """What a chat model answers, and the encoders beside it.
 
     `media` says which images requests may have, where the model sees any. `read_template` is the `template_of` the
     model, if it was read before. `responses` are where responses are kept, and `shown_options` are for `/server_info`.
-    `max_model_len` is the context in tokens where that is shorter than the engine's.
+    `max_model_len` is the context in tokens where that is shorter than the engine's. `shared_adapters` are those that
+    other servers have, too.
     Raises ModelError for an unusable template, or if two models have the same name.
     """
     media = media or MediaOptions()
@@ -125,9 +128,6 @@ def chat_model_app(
 
     tokenizer = engine.tokenizer
     loras = engine.loras
-    shared_adapters: SharedAdapters | None = None
-    if resources.shared_store is not None and loras is not None and loras.allows_updates:
-        shared_adapters = SharedAdapters(resources.shared_store, loras)
     template, formats = read_template or template_of(tokenizer, options, resources)
     start_logger.info("Tool calls are read as %s, reasoning as %s", *(name or "text" for name in formats[:2]))
     suggested = engine.generation_defaults if resources.sampling_defaults is None else resources.sampling_defaults
@@ -259,6 +259,14 @@ def chat_model_app(
         batch_rows=engine.limits.max_num_seqs,
         close=close,
     )
+
+
+def shared_adapters_of(engine: Engine, resources: AppResources, names: Collection[str] = ()) -> SharedAdapters | None:
+    """The adapters that clients load, if servers share them. `names` are the model's on a server of several."""
+    store, loras = resources.shared_store, engine.loras
+    if store is None or loras is None or not loras.allows_updates:
+        return None
+    return SharedAdapters(store, loras, names)
 
 
 def responses_of(options: AppOptions, resources: AppResources) -> Responses:

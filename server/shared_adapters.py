@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections.abc import Collection
 from http import HTTPStatus
 
 import msgspec
@@ -24,13 +25,17 @@ _MOST = 1000
 
 
 class _Entry(msgspec.Struct):
-    """An adapter as it lies in the store; `version` is another one each time that it is loaded in place."""
+    """An adapter as it lies in the store; `version` is another one each time that it is loaded in place.
+
+    `model` is the one that it was loaded for, by a server of several.
+    """
 
     name: str
     path: str
     base_model_name: str | None
     version: str
     revision: str | None = None  # the commit of a hub id, so that all replicas have the same one
+    model: str | None = None
 
     @property
     def module(self) -> LoraModule:
@@ -40,17 +45,30 @@ class _Entry(msgspec.Struct):
         return HubModule(self.name, self.path, self.base_model_name, revision=self.revision)
 
 
+class _DamagedError(ApiError):
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            HTTPStatus.INTERNAL_SERVER_ERROR,
+            f"the entry of the adapter {quoted(name)} is damaged: unload it, and load it again",
+            param="model",
+            code="damaged_adapter",
+        )
+
+
 class SharedAdapters:
     """Names and paths of adapters are in the store. Each replica reads one when a request first names it there.
 
     What another replica has changed is noticed by the next request that names the adapter, or the next listing. The
-    adapters that options name are each replica's own, and have no entry.
+    adapters that options name are each replica's own, and have no entry. Adapters of other models are none of this one.
     """
 
-    def __init__(self, store: SharedStore, loras: LoraRegistry) -> None:
+    def __init__(self, store: SharedStore, loras: LoraRegistry, names: Collection[str] = ()) -> None:
+        """`names` are those of the model on a server of several."""
         self._store = store
         self._loras = loras
+        self._names = names
         self._listed: dict[str, _Entry] = {}  # as the store had them when it was asked last
+        self._num_stored = 0  # of all models
         self._loaded: dict[str, str] = {}  # the version that this replica's registry has
         self._loading: set[str] = set()
         self._changing = asyncio.Lock()
@@ -63,13 +81,16 @@ class SharedAdapters:
     async def refresh(self) -> None:
         """Asks for all adapters. Raises StoreError. One whose entry is damaged is left out, and logged."""
         found: dict[str, _Entry] = {}
-        for raw in await self._store.values(_ADAPTERS):
+        stored = await self._store.values(_ADAPTERS)
+        self._num_stored = len(stored)
+        for raw in stored:
             try:
                 entry = msgspec.json.decode(raw, type=_Entry)
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 logger.warning("An adapter's entry in %s is damaged: %s", self._store.shown, error)
                 continue
-            found[entry.name] = entry
+            if self._belongs(entry):
+                found[entry.name] = entry
         self._listed = {name: entry for name, entry in found.items() if not self._is_own(name)}
         for name in [*self._loaded]:
             self._forget_if_changed(name)
@@ -78,8 +99,8 @@ class SharedAdapters:
         """Asks for the adapter that a request names. Raises StoreError, and ApiError (500) for a damaged entry."""
         if self._is_own(name):
             return
-        entry = await self._read(name)
-        if entry is None:
+        entry = await _read(self._store, name)
+        if entry is None or not self._belongs(entry):
             self._listed.pop(name, None)
         else:
             self._listed[name] = entry
@@ -97,20 +118,23 @@ class SharedAdapters:
                 if self._listed.get(name) == entry and self._loaded.get(name) != entry.version:
                     await self._load(entry)
 
-    async def add(self, module: LoraModule, *, replace: bool) -> None:
-        """Has all replicas serve one more, or another one under its name.
+    async def add(self, module: LoraModule, *, replace: bool, model: str | None = None) -> None:
+        """Has all replicas serve one more, or another one under its name. `model` is one of the `names`.
 
         Raises LoraExistsError, ModelError for a broken one, ApiError (400) where there is no room, and StoreError.
         """
         name = module.name
-        if not replace and (self._is_own(name) or await self._read(name) is not None):  # before it is downloaded
+        before = await _read(self._store, name)
+        if before is not None and not self._belongs(before):
+            raise LoraExistsError(f"an adapter of another model is named {quoted(name)} already")
+        if not replace and (self._is_own(name) or before is not None):  # before it is downloaded
             raise LoraExistsError(f"an adapter is named {quoted(name)} already")
-        entry = _new_entry(await self._loras.fetch(module))
+        entry = _new_entry(await self._loras.fetch(module), model if self._names else None)
         async with self._changing:
             await self.refresh()
             if self._is_own(name) or (name in self._listed and not replace):
                 raise LoraExistsError(f"an adapter is named {quoted(name)} already")
-            if len(self._listed) >= _MOST:
+            if self._num_stored >= _MOST:
                 raise bad_request(f"{_MOST} adapters are loaded already: unload some", "lora_name")
             await self._load(entry)
             self._listed[name] = entry
@@ -132,7 +156,12 @@ class SharedAdapters:
                 f"the adapter {quoted(name)} was named by an option of the server, and cannot be unloaded",
                 "lora_name",
             )
-        was_there = await self._store.delete(_ADAPTERS, name)
+        try:
+            entry = await _read(self._store, name)
+            is_there = entry is not None and self._belongs(entry)
+        except _DamagedError:
+            is_there = True
+        was_there = is_there and await self._store.delete(_ADAPTERS, name)
         self._listed.pop(name, None)
         self._forget_if_changed(name)
         if not was_there:
@@ -158,25 +187,33 @@ class SharedAdapters:
             del self._loaded[name]
             self._loras.remove(name)
 
-    async def _read(self, name: str) -> _Entry | None:
-        raw = await self._store.get(_ADAPTERS, name)
-        if raw is None:
-            return None
-        try:
-            entry = msgspec.json.decode(raw, type=_Entry)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            logger.warning("The entry of the adapter %s in %s is damaged: %s", name, self._store.shown, error)
-            raise ApiError(
-                HTTPStatus.INTERNAL_SERVER_ERROR,
-                f"the entry of the adapter {quoted(name)} is damaged: unload it, and load it again",
-                param="model",
-                code="damaged_adapter",
-            ) from None
-        return entry if entry.name == name else None
+    def _belongs(self, entry: _Entry) -> bool:
+        return entry.model in self._names if self._names else entry.model is None
 
 
-def _new_entry(module: LoraModule) -> _Entry:
+async def model_of_adapter(store: SharedStore, name: str) -> str | None:
+    """The model that an adapter was loaded for, by this server of several or by another one. Raises as `refresh_one`.
+
+    None if there is no such adapter.
+    """
+    entry = await _read(store, name)
+    return None if entry is None else entry.model
+
+
+async def _read(store: SharedStore, name: str) -> _Entry | None:
+    raw = await store.get(_ADAPTERS, name)
+    if raw is None:
+        return None
+    try:
+        entry = msgspec.json.decode(raw, type=_Entry)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        logger.warning("The entry of the adapter %s in %s is damaged: %s", name, store.shown, error)
+        raise _DamagedError(name) from None
+    return entry if entry.name == name else None
+
+
+def _new_entry(module: LoraModule, model: str | None) -> _Entry:
     # Other replicas may have been started in other folders.
     revision = module.revision if isinstance(module, HubModule) else None
     path = os.path.abspath(module.path) if revision is None else module.path
-    return _Entry(module.name, path, module.base_model_name, new_id(), revision)
+    return _Entry(module.name, path, module.base_model_name, new_id(), revision, model)

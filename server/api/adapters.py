@@ -66,8 +66,11 @@ class AdapterEndpoints:
                 raise bad_request(f"{field} must have only printable characters, got {quoted(value)}", field)
         try:
             self._models.check_new(body.lora_name)
-            adapters = self._loras if self._shared is None else self._shared
-            await adapters.add(LoraModule(body.lora_name, body.lora_path), replace=body.load_inplace is True)
+            module, replace = LoraModule(body.lora_name, body.lora_path), body.load_inplace is True
+            if self._shared is None:
+                await self._loras.add(module, replace=replace)
+            else:
+                await self._shared.add(module, replace=replace, model=self._models.default)
         except LoraExistsError as error:
             raise bad_request(f"{error}; unload it first, or send load_inplace", "lora_name") from None
         except BusyError as error:

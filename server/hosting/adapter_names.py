@@ -31,11 +31,19 @@ def adapter_of(request: Request, body: bytes | bytearray) -> str | None:
         return None  # the model has a better message
 
 
-def noted(request: Request, catalog: Catalog, name: str, entry: ModelEntry) -> Callable[[int], None]:
-    """What is to be told the status of the answer of `entry`. Raises ApiError (400) for the name of another model."""
+def noted(
+    request: Request, catalog: Catalog, name: str, entry: ModelEntry, *, is_shared: bool
+) -> Callable[[int], None] | None:
+    """What is to be told the status of the answer of `entry`. One that `is_shared` is looked for in a store: None.
+
+    Raises ApiError (400) for the name of another model.
+    """
     if request.url.path.endswith(f"/{_UNLOAD}"):
         return lambda status: catalog.forget_adapter(name) if status == HTTPStatus.OK else None
     try:
+        if is_shared:
+            catalog.check_adapter(name, entry)
+            return None
         is_new = catalog.know_adapter(name, entry)
     except ModelError as error:
         raise bad_request(str(error), "lora_name") from None

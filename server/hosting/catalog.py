@@ -248,12 +248,16 @@ class Catalog:
         return named or next((entry for entry in self._entries.values() if entry.finds_adapter(name)), None)
 
     def know_adapter(self, name: str, entry: ModelEntry) -> bool:
-        """Note that a client loads an adapter of a model; whether it is new. Raises ModelError if the name is taken."""
-        if self._find(name) not in (None, entry) or name in self._entries:
-            raise ModelError(f"{quoted(name)} names a model already: give the adapter another name")
+        """Note that a client loads an adapter of a model; whether it is new. Raises what `check_adapter` raises."""
+        self.check_adapter(name, entry)
         is_new = self._find(name) is None
         self._loaded_adapters[name] = entry
         return is_new
+
+    def check_adapter(self, name: str, entry: ModelEntry) -> None:
+        """Raises ModelError if an adapter of a model cannot have that name, because it is taken."""
+        if self._find(name) not in (None, entry) or name in self._entries:
+            raise ModelError(f"{quoted(name)} names a model already: give the adapter another name")
 
     def forget_adapter(self, name: str) -> None:
         """Forget an adapter that a client has unloaded."""

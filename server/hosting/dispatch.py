@@ -66,10 +66,15 @@ class Dispatcher:
         asked = asked_model(body)
         adapter, catalog = adapter_of(request, body), self._models.catalog
         name = asked.name or request.query_params.get("model")
-        if name is None and adapter is not None and catalog.knows(adapter):
+        if name is None and adapter is not None and await self._models.find_known(adapter) is not None:
             name = adapter
-        entry = await self._models.default_encoder() if name is None and by_encoder else self._models.find(name)
-        on_status = None if adapter is None else noted(request, catalog, adapter, entry)
+        if name is None and by_encoder:
+            entry = await self._models.default_encoder()
+        else:
+            entry = await self._models.find_asked(name)
+        on_status = None
+        if adapter is not None:
+            on_status = noted(request, catalog, adapter, entry, is_shared=self._models.shares_adapters)
         if asked.keep_alive_s is None:
             return _Answer(self, self._models, entry, body, streams=asked.streams, on_status=on_status)
         # Who else may use the server may not say what stays loaded for all.

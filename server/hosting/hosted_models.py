@@ -20,6 +20,7 @@ from ..app_resources import AppResources
 from ..errors import ApiError
 from ..http.json_limits import MIN_VALUES, values_limit
 from ..responses.store import Responses
+from ..shared_adapters import model_of_adapter
 from .catalog import Catalog, Changes, ModelEntry, group_into_units
 from .folder_watch import watch_folder
 from .unit import LoadedModel, ModelUnit, Shared
@@ -77,6 +78,25 @@ class HostedModels:
                 if chat is not None and chat.loras is not None and chat.loras.knows(name):
                     return self.catalog.find(entry_name)
         return self.catalog.find(name)
+
+    async def find_asked(self, name: str | None) -> ModelEntry:
+        """What `find_known` knows, or else `find` finds. Raises ApiError."""
+        known = None if name is None else await self.find_known(name)
+        return known or self.find(name)
+
+    async def find_known(self, name: str) -> ModelEntry | None:
+        """The model of that name, or with an adapter of that name, which may be in a store. Raises ApiError."""
+        if self.catalog.knows(name):
+            return self.catalog.find(name)
+        if (store := self._shared.resources.shared_store) is None:
+            return None
+        model = await model_of_adapter(store, name)
+        return self.catalog.find(model) if model is not None and self.catalog.knows(model) else None
+
+    @property
+    def shares_adapters(self) -> bool:
+        """Whether adapters that clients load are in a store."""
+        return self._shared.resources.shared_store is not None
 
     async def default_encoder(self) -> ModelEntry:
         """The model of requests that name none and are for an encoder: the first one, or else that of all requests.

@@ -62,7 +62,7 @@ class StatusEndpoints:
     @operation("One served model and its state", response=HostedModelCard)
     async def _retrieve(self, request: Request) -> Response:
         name = request.path_params["name"]
-        entry = self._models.catalog.find(name)
+        entry = await self._models.find_asked(name)
         cards = await self._cards(entry)
         return json_response(next((card for card in cards if card.id == name), cards[0]))
 

@@ -8,7 +8,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from starlette.routing import Router
@@ -25,7 +24,7 @@ from tidewheel.engine.machine.memory import release_free_memory
 from tidewheel.engine.text.tokenizer import Tokenizer
 
 from ..api.aliases import aliases
-from ..app import chat_engines, chat_model_app, template_of
+from ..app import chat_engines, chat_model_app, shared_adapters_of, template_of
 from ..app_resources import AppResources, resources_of_model
 from ..chat.model_template import ModelTemplate
 from ..encoder_app import encoder_model_app
@@ -226,8 +225,11 @@ class _ChatLoad(_Load):
             presets = [_Preset.of(entry, shared.resources, load.tokenizer) for entry in self._spec.entries]
             engine = load.engine()
         encoders = EncoderEngine()
+        names = set[str]()
+        adapters = shared_adapters_of(engine, shared.resources, names)
 
         def model_of(preset: _Preset) -> ModelApp:
+            names.add(preset.name)
             return chat_model_app(
                 engine,
                 preset.options.app,
@@ -238,6 +240,7 @@ class _ChatLoad(_Load):
                 media=options.engine.media,
                 shown_options=preset.options.shown,
                 max_model_len=preset.options.engine.max_model_len,
+                shared_adapters=adapters,
             )
 
         return LoadedModel(
@@ -288,8 +291,7 @@ class _Preset(NamedTuple):
     def of(cls, entry: ModelEntry, shared: AppResources, tokenizer: Tokenizer) -> _Preset:
         """Reads what an entry names. Raises TidewheelError."""
         options = entry.options
-        # Adapters that clients load are this server's own: in the store they would be of all models.
-        resources = replace(resources_of_model(shared, options.app), shared_store=None)
+        resources = resources_of_model(shared, options.app)
         return cls(entry.name, options, resources, template_of(tokenizer, options.app, resources))
 
 
