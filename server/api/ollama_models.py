@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Awaitable, Callable, Container, Mapping
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Literal
@@ -177,7 +178,8 @@ class OllamaChatModel:
     @property
     def info(self) -> Mapping[str, str]:
         """What the engine says, and the format of the files."""
-        is_gguf = self.engine.model_name.endswith(".gguf")
+        name = self.engine.model_name
+        is_gguf = name.endswith(".gguf") or os.path.isfile(name)  # Ollama's own have other names
         return {**self.engine.info, "format": "gguf" if is_gguf else "safetensors"}
 
 

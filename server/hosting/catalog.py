@@ -314,10 +314,15 @@ class Catalog:
         entries = {name: self._named_entry(section, found.get(name)) for name, section in self._sections.items()}
         named = {alias: entry for entry in entries.values() for alias in entry.aliases}
         for name, model in found.items():
+            before = self._found.get(name)
+            if model.note is not None and (before is None or before.note != model.note):
+                logger.warning("%s: %s", name, model.note)
             if name in named:
                 logger.warning("%s is not served as %s, which is an alias of %s", model.where, name, named[name].name)
             elif name not in entries and name not in self._added:
-                section = ModelSection(name=name, where=model.where, given=model.given)
+                # What the operator gives for all models comes before what the folder says.
+                given = {option: self._options.given.get(option, value) for option, value in model.given.items()}
+                section = ModelSection(name=name, where=model.where, given=given)
                 entries[name] = self._entry(section, model.where, model.error, model.fingerprint, is_found=True)
         entries |= {name: self._named_entry(section, None) for name, section in self._added.items()}
         for entry in entries.values():

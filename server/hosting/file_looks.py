@@ -63,7 +63,7 @@ def _look(options: EngineOptions) -> FileLook:
         found = inspect_model(replace(options, model=str(path)))
     except (ModelError, DeviceError):
         return _NOTHING
-    kind = "gguf" if path.suffix.lower() == ".gguf" else "safetensors"
+    kind = "gguf" if path.is_file() else "safetensors"
     info = {"architecture": found.architecture or "", "format": kind}
     if isinstance(found, EncoderInspection):
         return FileLook(info=info, context=found.max_length, capabilities=["embedding"])

@@ -10,10 +10,12 @@ from collections.abc import Awaitable, Callable
 from tidewheel.engine.errors import TidewheelError
 
 from .catalog import Changes
+from .ollama_store import MANIFESTS
 
 logger = logging.getLogger(__name__)
 
 _DEPTH = 2  # of the folders in it: owner/name, and the snapshots of a repository in the hub's cache
+_OLLAMA_DEPTH = 3  # of the folders of its manifests: HOST/NAMESPACE/MODEL
 
 
 async def watch_folder(folder: str, rescan: Callable[[], Awaitable[Changes]], period_s: float = 10.0) -> None:
@@ -21,10 +23,10 @@ async def watch_folder(folder: str, rescan: Callable[[], Awaitable[Changes]], pe
 
     Only the times of folders are looked at, which takes little even of a thousand models.
     """
-    before = await asyncio.to_thread(_times, folder)
+    before = await asyncio.to_thread(_all_times, folder)
     while True:
         await asyncio.sleep(period_s)
-        now = await asyncio.to_thread(_times, folder)
+        now = await asyncio.to_thread(_all_times, folder)
         if now == before:
             continue
         before = now
@@ -37,6 +39,14 @@ async def watch_folder(folder: str, rescan: Callable[[], Awaitable[Changes]], pe
             logger.info("The model %s is no longer in %s, or has changed", entry.name, folder)
         for entry in changes.added:
             logger.info("Found the model %s%s", entry.name, f", which is broken: {entry.error}" if entry.error else "")
+
+
+def _all_times(folder: str) -> dict[str, int]:
+    folder = os.path.expanduser(folder)
+    times = _times(folder)
+    for name in MANIFESTS:
+        times |= _times(os.path.join(folder, name), _OLLAMA_DEPTH)
+    return times
 
 
 def _times(folder: str, depth: int = _DEPTH) -> dict[str, int]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from tidewheel.engine.errors import ModelError
 from tidewheel.engine.files.reading import is_there, read_file, read_part
@@ -22,6 +22,7 @@ from tidewheel.engine.weights.gguf.choosing import MAGIC, all_parts, models_in, 
 
 from ..options.hosting import MAX_NAME, wrong_name
 from ..options.model_sections import MAX_MODELS
+from .ollama_store import BLOBS, MANIFESTS, is_store, named_manifests, read_model
 
 _MAX_FILES = 16 * MAX_MODELS  # of one folder
 _MAX_CONFIG_BYTES = 4 << 20  # far more than any model's has
@@ -35,7 +36,8 @@ class FoundModel(Struct, frozen=True, kw_only=True):
 
     Clients read the error, so it says where files are in the folder of models, and not where that is.
 
-    `given` are options that it needs, by name. `fingerprint` changes when files are replaced.
+    `given` are options that it needs, by name. `fingerprint` changes when files are replaced. `note` says what of it is
+    not used.
     """
 
     name: str
@@ -43,6 +45,7 @@ class FoundModel(Struct, frozen=True, kw_only=True):
     error: str | None = None
     given: Mapping[str, Any] = {}
     fingerprint: tuple[int, ...] = ()
+    note: str | None = None
 
 
 class _Folder(Struct, frozen=True):
@@ -75,7 +78,8 @@ def models_in_folder(folder: str) -> list[FoundModel]:
     """All models of the folder, in the order of their names. Raises ModelError if it cannot be read.
 
     A model is a GGUF file, or a folder with a config.json or with GGUF files. A folder of other folders is looked
-    through for models of the name FOLDER/NAME, and a repository in a cache of the hub has its hub id as its name.
+    through for models of the name FOLDER/NAME, and a repository in a cache of the hub has its hub id as its name. A
+    folder that Ollama keeps has its models under the names that it gives them.
     """
     root = os.path.realpath(os.path.expanduser(folder))
     found: dict[str, FoundModel] = {}
@@ -96,6 +100,9 @@ def models_in_folder(folder: str) -> list[FoundModel]:
 def _models(folder: _Folder) -> Iterator[FoundModel]:
     names = folder.names()
     folders = {name for name in names if os.path.isdir(os.path.join(folder.path, name))}
+    if folder.path == folder.root and is_store(names):
+        yield from _models_of_ollama(folder)
+        folders -= {BLOBS, *MANIFESTS}
     for name in sorted(folders):
         yield from _models_of_subfolder(folder, name)
     files = [name for name in names if name not in folders and name.lower().endswith(".gguf")]
@@ -106,6 +113,25 @@ def _models(folder: _Folder) -> Iterator[FoundModel]:
         name = name_of_file(parts[0])
         given = {"language_model_only": True} if parts[0] in blind else {}
         yield _of_gguf(folder, parts, folder.prefix + (parts[0] if name in folders else name), given)
+
+
+def _models_of_ollama(folder: _Folder) -> Iterator[FoundModel]:
+    for name, manifest in named_manifests(folder.path, lambda path: _Folder(path, folder.root).names()):
+        try:
+            if not _lies_in(str(manifest), folder.root):
+                raise ModelError(f"{manifest}: it is a link that leads out of the folder of models")
+            model = read_model(folder.path, manifest)
+            files = [model.file, *(() if model.projector is None else (model.projector,))]
+            for file in files:
+                _require_gguf(file)
+                if not _lies_in(str(file), folder.root):
+                    raise ModelError(f"{file}: it is a link that leads out of the folder of models")
+        except ModelError as error:
+            yield _found(folder, name, str(manifest), str(error))
+        else:
+            note = f"what Ollama has as its {' and '.join(model.unused)} is not used" if model.unused else None
+            found = _found(folder, name, str(model.file), None, model.given, [*map(str, files)])
+            yield structs.replace(found, note=note)
 
 
 def _models_of_subfolder(folder: _Folder, name: str) -> Iterator[FoundModel]:
@@ -151,12 +177,15 @@ def _of_gguf(folder: _Folder, parts: list[str], name: str, given: Mapping[str, A
         for part in all_parts(folder.path, parts):
             if wrong := folder.leads_out(part):
                 raise ModelError(wrong)
-            file = Path(folder.path, part)
-            if read_part(file, len(MAGIC)) != MAGIC:
-                raise ModelError(f"{file} is no GGUF file, or a broken one: download it again")
+            _require_gguf(Path(folder.path, part))
     except ModelError as error:
         return _found(folder, name, path, str(error))
     return _found(folder, name, path, None, given, parts)
+
+
+def _require_gguf(file: Path) -> None:
+    if read_part(file, len(MAGIC)) != MAGIC:
+        raise ModelError(f"{file} is no GGUF file, or a broken one: download it again")
 
 
 def _of_folder(folder: _Folder, name: str, names: Sequence[str]) -> FoundModel:
