@@ -7,10 +7,12 @@ a number from the file before that number is checked against what is left of the
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import mmap
 import os
 import struct
+import time
 from array import array
 from bisect import bisect_left
 from dataclasses import dataclass, replace
@@ -39,6 +41,7 @@ _MAX_METADATA_BYTES = MAX_TOKENIZER_BYTES
 _MAX_KEYS, MAX_TENSORS, _MAX_STRINGS = 1 << 16, 1 << 18, 1 << 21
 # An adapter has no tokenizer, and the matrices of all experts of a layer in one tensor.
 _ADAPTER_METADATA_BYTES, _ADAPTER_TENSORS = 4 << 20, 1 << 14
+_MOST_REMEMBERED, _SETTLED_NS = 256, 10**9  # files; nanoseconds
 _MAX_NAME = 1 << 10  # bytes of a key or a tensor's name
 _MIN_KEY, _MIN_TENSOR = 8 + 4 + 1, 8 + 4 + 4 + 8  # bytes
 
@@ -49,16 +52,26 @@ Metadata = dict[str, Any]
 
 
 class GgufStrings:
-    """An array of strings. Only their lengths have been read: vocabularies have hundreds of thousands.
+    """An array of strings. At most their lengths have been read: vocabularies have hundreds of thousands.
 
-    `data` are the array's bytes, each string after its length. String i ends before byte `ends[i]`.
+    `data` are the array's bytes, each string after its length. String i ends before byte `ends[i]`; None leaves that
+    until it is needed.
     """
 
-    def __init__(self, path: Path, key: str, data: bytes, ends: array[int]) -> None:
-        self._path, self._key, self._data, self._ends = path, key, data, ends
+    def __init__(self, path: Path, key: str, data: bytes, count: int, ends: array[int] | None = None) -> None:
+        self._path, self._key, self._data, self._count = path, key, data, count
+        if ends is not None:
+            self._ends = ends
+
+    @functools.cached_property
+    def _ends(self) -> array[int]:
+        ends = _string_ends(self._data, 0, self._count)
+        if ends is None or (ends[-1] if ends else 0) != len(self._data):
+            raise ModelError(f"{self._path} has been changed while it was read")
+        return ends
 
     def __len__(self) -> int:
-        return len(self._ends)
+        return self._count
 
     def __repr__(self) -> str:
         return f"an array of {len(self)} strings"
@@ -223,7 +236,9 @@ def _parsed(
     max_metadata: int = _MAX_METADATA_BYTES,
     max_tensors: int = MAX_TENSORS,
 ) -> GgufFile:
-    cursor = _Cursor(path, content, max_metadata)
+    # A file that was just written may be written again without another time.
+    is_settled = time.time_ns() - version[3] > _SETTLED_NS
+    cursor = _Cursor(path, content, max_metadata, _string_sizes(version) if is_settled else None)
     num_tensors, num_keys = _header(cursor, max_tensors)
     metadata = _metadata(cursor, num_keys)
     alignment = metadata.get("general.alignment", 32)
@@ -233,10 +248,16 @@ def _parsed(
 
 
 class _Cursor:
-    """Reads the metadata front to back. Every read is checked against the end first."""
+    """Reads the metadata front to back. Every read is checked against the end first.
 
-    def __init__(self, path: Path, content: bytes | mmap.mmap, max_bytes: int) -> None:
+    `sizes` are the bytes of arrays of strings, by their keys, which were found before.
+    """
+
+    def __init__(
+        self, path: Path, content: bytes | mmap.mmap, max_bytes: int, sizes: dict[str, int] | None = None
+    ) -> None:
         self.path, self.content, self.at = path, content, 0
+        self.sizes = {} if sizes is None else sizes
         self._end = min(len(content), max_bytes)
 
     def error(self, what: str) -> ModelError:
@@ -335,16 +356,36 @@ def _value(cursor: _Cursor, kind: int, key: str) -> object:
 
 
 def _strings(cursor: _Cursor, count: int, key: str, where: str) -> GgufStrings:
-    content, begin, ends = cursor.content, cursor.at, array("Q")
-    at, append, read_length = begin, ends.append, _READ_LENGTH
+    content, begin, size, ends = cursor.content, cursor.at, cursor.sizes.get(key), None
+    if size is None:
+        ends = _string_ends(content, begin, count)
+        size = cursor.left + 1 if ends is None else ends[-1] if ends else 0
+    cursor.advance(size, where)
+    cursor.sizes[key] = size
+    return GgufStrings(cursor.path, key, content[begin : begin + size], count, ends)
+
+
+def _string_ends(content: bytes | mmap.mmap, begin: int, count: int) -> array[int] | None:
+    """How far behind `begin` each string ends; None if they do not all end within the content."""
+    ends, at = array("Q"), begin
+    append, read_length = ends.append, _READ_LENGTH
     try:
         for _ in range(count):
             at += 8 + read_length(content, at)[0]
             append(at - begin)
     except (struct.error, OverflowError):  # a length is past the end, or leads there
-        at = cursor.at + cursor.left + 1
-    cursor.advance(at - begin, where)
-    return GgufStrings(cursor.path, key, content[begin:at], ends)
+        return None
+    return ends if at <= len(content) else None
+
+
+@functools.lru_cache(_MOST_REMEMBERED)
+def _string_sizes(version: tuple[str, int, int, int]) -> dict[str, int]:
+    """The bytes of a file's arrays of strings by their keys, as far as they were read.
+
+    To find them takes most of the time of reading a file with a large vocabulary. A server of several models reads it
+    at each load, but needs the strings only for the first one.
+    """
+    return {}
 
 
 def _numbers(cursor: _Cursor, kind: int, count: int, where: str) -> NDArray[np.generic]:

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_gguf
 from engine.tiny_tokenizers import TEXT, save
 
 from tidewheel.engine.errors import ModelError
 from tidewheel.engine.loading.lent_tokenizer import LentTokenizer, can_be_lent
 from tidewheel.engine.text.tokenizer import Tokenizer
+from tidewheel.engine.weights.gguf.source import GgufSource
 
 TEXTS = [*TEXT[:5], "", "<|im_start|>user\n<s>", "plainly added\x00é▁odd", "\ufffd", "long " * 2000]
 
@@ -100,6 +102,17 @@ def test_without_its_process_it_is_made_here(
         assert lent.encode(text) == own.encode(text)
     assert not lent.is_lent
     assert caplog.text.count("its process has ended") == 1
+
+
+def test_that_of_a_gguf_file_is_lent_too(tmp_path: Path) -> None:
+    path = tiny_gguf.write(tmp_path / "model.gguf")
+    assert can_be_lent(path)
+    lent, own = LentTokenizer(path), GgufSource(path).tokenizer()
+    for text in ("tide", "<|im_start|>a tide", TEXT[1]):
+        assert lent.encode(text) == own.encode(text)
+    assert (lent.vocab_size, lent.eos_token_id) == (own.vocab_size, own.eos_token_id)
+    assert lent.chat_template == own.chat_template is not None
+    lent.settle()
 
 
 def test_only_what_works_byte_by_byte_is_lent(tmp_path: Path, folder: Path) -> None:

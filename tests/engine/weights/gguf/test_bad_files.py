@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import time
 import tracemalloc
 from pathlib import Path
 
@@ -205,6 +206,30 @@ def test_strings_are_what_was_written(tmp_path: Path, texts: list[str], others: 
     assert len(strings) == len(texts)
     for one in (*texts, *others):
         assert strings.find(one) == (texts.index(one) if one in texts else None)
+
+
+def test_a_file_that_is_read_again_has_the_same_strings_and_another_one_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: now() + 10**10)  # files were written long ago
+    path, before = tmp_path / "m.gguf", ["ab", "", "c", "ab"]
+
+    def write(texts: list[str]) -> None:
+        keys = (key("k", 9, array(8, len(texts), b"".join(map(text, texts)))), key("l", 9, array(8, 1, text("last"))))
+        (tmp_path / "new").write_bytes(file(keys))
+        (tmp_path / "new").replace(path)
+
+    def read() -> tuple[list[str], list[str], list[int | None]]:
+        strings, last = (read_gguf(path).metadata[name] for name in ("k", "l"))
+        found = [strings.find(one) for one in ("c", "ab", "last")]
+        assert len(strings) == len(strings.to_list())
+        return strings.to_list(), last.to_list(), found
+
+    write(before)
+    assert read() == read() == (before, ["last"], [2, 0, None])
+    write(["abc", "", "", "ab"])
+    assert read() == read() == (["abc", "", "", "ab"], ["last"], [None, 3, None])
 
 
 def test_a_string_that_is_no_text_is_named_when_it_is_read(tmp_path: Path) -> None:
