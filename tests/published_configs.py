@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from published_mixtures import MIXTURES
+
 from tidewheel.engine.models import describe
 from tidewheel.engine.models.spec import DecoderSpec, LayerSpec
 
@@ -173,6 +175,7 @@ PUBLISHED: dict[str, Config] = {
     "StarCoder": _gpt2("GPTBigCodeForCausalLM", 49152, 6144, 40, 48, n_inner=24576, multi_query=True),
     "StarCoder 2 15B": _config("Starcoder2ForCausalLM", 49152, 6144, 40, 48, 4, 24576, sliding_window=4096),
     "StarCoder 2 3B": _config("Starcoder2ForCausalLM", 49152, 3072, 30, 24, 2, 12288, sliding_window=4096),
+    **MIXTURES,
 }
 """By model. Of each architecture there are those whose heads differ in what a kernel makes of them."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,14 +13,8 @@ from ..errors import ModelError
 from ..files.wording import shown
 from ..models.spec import DecoderSpec, DeltaNetSpec, mixers, tensor_shapes
 from ..models.tensor_ref import TensorRef
-from ..weights.lora import EMBED
+from ..weights.lora import ADAPTABLE, EMBED
 from ..weights.taking import rows_of
-
-# Products that every device computes in one piece.
-_ADAPTABLE = re.compile(
-    r"layers\.(\d+)\.(?:q|k|v|q_gate|o|(?:experts\.\d+\.|shared\.)?(?:gate|up|down)|router|shared_gate"
-    r"|latent_(?:q|q_down|q_up|kv_down|o)|(?:delta|mamba|conv)_(?:q|k|v|z|a|b|c|B|C|x|dt|out))\.weight"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +64,7 @@ def adaptable_modules(
                 outputs, inputs = inputs, outputs
             found[ref.name.removesuffix(".weight")] = [Target(module, inputs, outputs, 0, ref)]
             continue
-        adaptable = _ADAPTABLE.fullmatch(name)
+        adaptable = ADAPTABLE.fullmatch(name)
         targets = _targets(name, shapes[name], ref) if adaptable else []
         if adaptable is None or not targets:
             partly.update(part.name.removesuffix(".weight") for part in ref.parts())

@@ -27,30 +27,30 @@ GRAPH = ("cuda", "rocm", "xpu", "hpu", "neuron", "graph-cpu")
 """The devices of the graph executor, which have the same mixers."""
 EVERYWHERE = ("cpu", *GRAPH, "tpu", "torch")
 
-_STATEFUL = ("cpu", "torch")
+_STATEFUL = ("cpu", "tpu", "torch")
 
 DEVICES_WITH: dict[str, tuple[str, ...]] = {
-    AltUpSpec.kind: ("cpu", "torch"),
+    AltUpSpec.kind: ("cpu", "tpu", "torch"),
     AttentionSpec.kind: EVERYWHERE,
     DeltaNetSpec.kind: _STATEFUL,
     Mamba2Spec.kind: _STATEFUL,
-    LatentAttentionSpec.kind: ("cpu", "torch"),
-    LaurelSpec.kind: ("cpu", "torch"),
+    LatentAttentionSpec.kind: ("cpu", "tpu", "torch"),
+    LaurelSpec.kind: ("cpu", "tpu", "torch"),
     MlpSpec.kind: EVERYWHERE,
-    ExpertsSpec.kind: ("cpu", "torch"),
+    ExpertsSpec.kind: ("cpu", "tpu", "torch"),
     ParallelSpec.kind: EVERYWHERE,
     ShortConvSpec.kind: _STATEFUL,
-    PerLayerSpec.kind: ("cpu", "torch"),
+    PerLayerSpec.kind: ("cpu", "tpu", "torch"),
 }
 """By kind of mixer, the devices that have it, as `--device` calls them."""
 
 FORMS_WITH: dict[str, tuple[str, ...]] = {
-    "attention to another layer's K and V": ("cpu", "torch"),
-    "attention with normalized values": ("cpu", "torch"),
-    "attention with keys as values": ("cpu", "torch"),
-    "scaled gates of MLPs": ("cpu", "torch"),
-    "scaled sums": ("cpu", "torch"),
-    "MLPs with sparse gates": ("cpu", "torch"),
+    "attention to another layer's K and V": ("cpu", "tpu", "torch"),
+    "attention with normalized values": ("cpu", "tpu", "torch"),
+    "attention with keys as values": ("cpu", "tpu", "torch"),
+    "scaled gates of MLPs": ("cpu", "tpu", "torch"),
+    "scaled sums": ("cpu", "tpu", "torch"),
+    "MLPs with sparse gates": ("cpu", "tpu", "torch"),
 }
 """By form of a mixer or a residual block that not all devices have, those that do."""
 

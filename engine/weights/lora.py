@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -13,6 +14,12 @@ from .tensor import DenseTensor
 
 EMBED, HEAD = "embed", "head"
 """The names of the embedding, and of the head, which may be tied to it."""
+
+ADAPTABLE = re.compile(
+    r"layers\.(\d+)\.(?:q|k|v|q_gate|o|(?:experts\.\d+\.|shared\.)?(?:gate|up|down)|router|shared_gate"
+    r"|latent_(?:q|q_down|q_up|kv_down|o)|(?:delta|mamba|conv)_(?:q|k|v|z|a|b|c|B|C|x|dt|out))\.weight"
+)
+"""The names of the other matrices that adapters can change: products that every device computes in one piece."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

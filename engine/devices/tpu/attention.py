@@ -1,12 +1,14 @@
 """Attention over pages of K and V, and writing to them.
 
 A page array is `[pages, page_size, 2 * G, D]` with K of KV head g at 2g and its V at 2g + 1. Where the kernel computes
-head by head it is `[pages, G, page_size, 2, D]`. Dimensions: T tokens, S sequences, W pages of a block table, H query
-heads, G KV heads, D head dim.
+head by head it is `[pages, G, page_size, 2, D]`. A page array of latents is `[pages, page_size, D]`: one key for all
+heads, of which the first numbers are also its value. Dimensions: T tokens, S sequences, W pages of a block table, H
+query heads, G KV heads, D head dim.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -61,6 +63,12 @@ def write(pages: jax.Array, slots: jax.Array, k: jax.Array, v: jax.Array) -> jax
     return pages.reshape(page * size, heads, dim).at[slots].set(rows, mode="drop").reshape(pages.shape)
 
 
+def write_latents(pages: jax.Array, slots: jax.Array, latents: jax.Array) -> jax.Array:
+    """The pages with `latents [T, D]` written to `slots [T]`; slots behind the last page are left out."""
+    flat = pages.reshape(-1, pages.shape[-1])
+    return flat.at[slots].set(latents.astype(pages.dtype), mode="drop").reshape(pages.shape)
+
+
 def attend(
     q: jax.Array,
     pages: jax.Array,
@@ -69,23 +77,52 @@ def attend(
     slopes: jax.Array | None = None,
     sinks: jax.Array | None = None,
 ) -> jax.Array:
-    """Softmax attention in float32, `q [T, H, D]`, of the same shape. `slopes [H]` are ALiBi's, `sinks [H]` as well.
+    """Softmax attention in float32, `q [T, H, D]`, of the same shape. `slopes [H]` are ALiBi's, `sinks [H]` as well."""
+    size, heads = pages.shape[1:3]
 
-    A few tokens at a time read a tile of the cache at a time, with a running maximum and sum
+    def split(cached: jax.Array) -> tuple[jax.Array, jax.Array]:
+        kv = cached.reshape(-1, cached.shape[1] * size, heads // 2, 2, q.shape[-1])
+        return kv[..., 0, :], kv[..., 1, :]
+
+    return _attend(q, pages, sequences, scores, split, slopes, sinks)
+
+
+def attend_latents(q: jax.Array, pages: jax.Array, sequences: Sequences, scores: Scores, value_dim: int) -> jax.Array:
+    """The same for pages of latents: `[T, H, value_dim]`, sums of the first numbers of the keys."""
+
+    def split(cached: jax.Array) -> tuple[jax.Array, jax.Array]:
+        k = cached.reshape(len(cached), -1, 1, q.shape[-1])
+        return k, k[..., :value_dim]
+
+    return _attend(q, pages, sequences, scores, split, None, None)
+
+
+def _attend(
+    q: jax.Array,
+    pages: jax.Array,
+    sequences: Sequences,
+    scores: Scores,
+    split: Callable[[jax.Array], tuple[jax.Array, jax.Array]],
+    slopes: jax.Array | None,
+    sinks: jax.Array | None,
+) -> jax.Array:
+    """A few tokens at a time read a tile of the cache at a time, with a running maximum and sum
     (https://arxiv.org/abs/1805.02867). Memory does not grow with the context, and tiles behind it take no time.
+
+    `split` makes K and V, both `[tokens, tile, G, numbers]`, of the tokens' pages `[tokens, columns, *page] float32`.
     """
     T, H, D = q.shape
-    size, heads = pages.shape[1:3]
-    G = heads // 2
+    size = pages.shape[1]
     columns = max(1, _TILE // size)
     tile = columns * size
     width = sequences.tables.shape[1]
+    k, v = jax.eval_shape(split, jax.ShapeDtypeStruct((_CHUNK, columns, *pages.shape[1:]), jnp.float32))
+    G, value_dim = k.shape[2], v.shape[3]
 
     def read(tables: jax.Array, index: jax.Array) -> tuple[jax.Array, jax.Array]:
         # Positions behind the table's end are invisible; any page can stand in for theirs.
         places = jnp.minimum(index * columns + jnp.arange(columns), width - 1)
-        kv = pages[tables[:, places]].astype(jnp.float32).reshape(-1, tile, G, 2, D)
-        return kv[..., 0, :], kv[..., 1, :]
+        return split(pages[tables[:, places]].astype(jnp.float32))
 
     def chunk(arguments: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
         q, positions, sequence = arguments  # [C, G, H / G, D], [C], [C]
@@ -115,7 +152,7 @@ def attend(
             return new_largest, total * shrink + weights.sum(-1), result * shrink[..., None] + values
 
         first = 0 if scores.window is None else jnp.maximum(positions.min() - scores.window + 1, 0) // tile
-        start = jnp.full(q.shape[:-1], -jnp.inf), jnp.zeros(q.shape[:-1]), jnp.zeros(q.shape)
+        start = jnp.full(q.shape[:-1], -jnp.inf), jnp.zeros(q.shape[:-1]), jnp.zeros((*q.shape[:-1], value_dim))
         largest, total, result = lax.fori_loop(first, positions.max() // tile + 1, add_tile, start)
         if sinks is not None:
             total += jnp.exp(sinks.reshape(G, -1) - largest)
@@ -124,7 +161,7 @@ def attend(
     # K was rounded to the type of the cache, so q is rounded too.
     q = q.astype(pages.dtype).astype(jnp.float32).reshape(T // _CHUNK, _CHUNK, G, H // G, D)
     by_chunk = sequences.positions.reshape(-1, _CHUNK), sequences.sequence.reshape(-1, _CHUNK)
-    return lax.map(chunk, (q, *by_chunk)).reshape(T, H, D)
+    return lax.map(chunk, (q, *by_chunk)).reshape(T, H, value_dim)
 
 
 def kernel_attend(q: jax.Array, pages: jax.Array, sequences: Sequences, scores: Scores) -> jax.Array:

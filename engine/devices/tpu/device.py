@@ -41,7 +41,7 @@ class TpuDevice(Device):
     @property
     def capabilities(self) -> Capabilities:  # type: ignore[override]
         """A TPU has memory of its own."""
-        return Capabilities(own_memory=not runs_on_cpu(), ceilings=True)
+        return Capabilities(own_memory=not runs_on_cpu(), lora=True, ceilings=True)
 
     def default_dtype(self, checkpoint: DType) -> DType:
         """bfloat16, the type that a TPU multiplies."""
@@ -58,9 +58,17 @@ class TpuDevice(Device):
         kernel = self._kernel(kv_cache_dtype)
         sizes = dict.fromkeys(spec.windows(), 0)
         for attention in with_heads_for(spec, self._num_devices).attentions():
+            if attention.cached is None:
+                continue
             values = 2 * attention.num_kv_heads * kernel.cached_head_dim(attention)
             sizes[attention.sliding_window] += values * kernel.itemsize
+        for latents in (shape for shape in spec.caches() if shape.values_in_keys):
+            sizes[latents.window] += latents.values * kernel.itemsize * self._num_devices  # every chip has them
         return [GroupBytes(window, size) for window, size in sizes.items()]
+
+    def slot_bytes(self, spec: DecoderSpec) -> int:
+        """Every chip has the states of all sequences."""
+        return spec.state_bytes * self._num_devices
 
     def load(
         self,
@@ -85,7 +93,9 @@ class TpuDevice(Device):
         spec = with_heads_for(spec, self._num_devices)
         _report(spec, kernel)
         use_compile_cache(self._options.xla_cache_path)
-        loader = Loader(spec, options, self._options, self._memory, kernel, groups, make_mesh(self._num_devices))
+        mesh = make_mesh(self._num_devices)
+        state_bytes = self.slot_bytes(spec)
+        loader = Loader(spec, options, self._options, self._memory, kernel, groups, state_bytes, mesh)
         return loader.load(weights, cancellation or Cancellation())
 
     def _kernel(self, kv_cache_dtype: KvCacheDType) -> Kernel:

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -15,14 +15,17 @@ from numpy.typing import NDArray
 
 from ...errors import DeviceError
 from ...weights.dtypes import DType
+from ...weights.lora import LoraAdapter
 from ..batch import SamplingBatch, StepBatch
 from ..bucket_stats import BucketStats, BucketUse
 from ..bucketing import Bucket
 from ..executor import Executor
-from ..limits import ExecutorLimits
+from ..limits import ExecutorLimits, LoraLimits
 from .buckets import smallest_holding
+from .cache import StateShape, window_of
 from .ceilings import measure_ceilings
 from .inputs import row_inputs, step_inputs
+from .loras import Loras, LoraSlots, rank_sizes
 from .mesh import replicated
 from .pending import Rows, TpuPending
 from .programs import COPIED_PAIRS, Programs
@@ -31,11 +34,32 @@ logger = logging.getLogger(__name__)
 
 
 class Loaded(NamedTuple):
-    """What lies on the chips: weights, pages of K and V, and where a step leaves its hidden states."""
+    """What lies on the chips: weights, adapters, pages and states, and where a step leaves its hidden states."""
 
     params: dict[str, jax.Array]
-    pages: list[jax.Array]
+    loras: Loras | None
+    cache: list[jax.Array]
     hidden: jax.Array
+
+
+class Wanted(NamedTuple):
+    """A program: a `step` of `size` tokens, the `head` for so many rows, both with adapters of up to that `rank`;
+    a `copy` in that cache group, one of `states`, or the writing of an `adapter`.
+    """
+
+    kind: Literal["step", "head", "copy", "states", "adapter"]
+    size: int = 0
+    rank: int = 0
+
+    def __str__(self) -> str:
+        with_adapters = f" with adapters of rank {self.rank}" if self.rank else ""
+        return {
+            "step": f"a step of {self.size} tokens{with_adapters}",
+            "head": f"the head for {self.size} rows{with_adapters}",
+            "copy": f"the copying of KV pages in cache group {self.size}",
+            "states": "the copying of recurrent states",
+            "adapter": "the writing of an adapter",
+        }[self.kind]
 
 
 class TpuExecutor(Executor):
@@ -52,15 +76,21 @@ class TpuExecutor(Executor):
         loaded: Loaded,
         token_sizes: tuple[int, ...],
         row_sizes: tuple[int, ...],
+        lora: LoraLimits | None = None,
     ) -> None:
         self.limits = limits
         self.late_compilations = 0
         self._programs, self._loaded = programs, loaded
         self._token_sizes, self._row_sizes = token_sizes, row_sizes
-        self._compiled: dict[tuple[str, int], Any] = {}
-        windows = [group.window for group in limits.groups]
-        page_windows = programs.decoder.page_windows
-        self._layers_of = [[i for i, own in enumerate(page_windows) if own == window] for window in windows]
+        self._compiled: dict[Wanted, Any] = {}
+        self._ranks = rank_sizes(lora)
+        self._lora_slots = None if lora is None or loaded.loras is None else LoraSlots(loaded.loras, lora)
+        kept = [*enumerate(programs.decoder.kept)]
+        self._states = [i for i, own in kept if isinstance(own, StateShape)]
+        self._layers_of = [
+            [i for i, own in kept if not isinstance(own, StateShape) and window_of(own) == group.window]
+            for group in limits.groups
+        ]
         self._sampled = self._on_device(np.zeros(row_sizes[-1], np.int32))
         self._last: TpuPending | None = None
         self._num_steps: Counter[int] = Counter()
@@ -69,16 +99,17 @@ class TpuExecutor(Executor):
 
     def warm_up(self, progress: Callable[[int, int], None]) -> None:
         """Compile every program, the largest first, and run it once on padding."""
-        sizes = [("step", size) for size in reversed(self._token_sizes)]
-        sizes += [("head", size) for size in reversed(self._row_sizes)]
-        sizes += [("copy", group) for group in range(len(self.limits.groups))]
-        for done, (kind, size) in enumerate(sizes, 1):
+        programs = [Wanted("step", size, rank) for rank in self._ranks for size in reversed(self._token_sizes)]
+        programs += [Wanted("head", size, rank) for rank in self._ranks for size in reversed(self._row_sizes)]
+        programs += [Wanted("copy", group) for group, layers in enumerate(self._layers_of) if layers]
+        programs += [Wanted("states")] * bool(self._states) + [Wanted("adapter")] * (self._lora_slots is not None)
+        for done, wanted in enumerate(programs, 1):
             started = time.perf_counter()
-            self._compile(kind, size)
-            self._run_on_padding(kind, size)
+            self._compile(wanted)
+            self._run_on_padding(wanted)
             seconds = time.perf_counter() - started
-            logger.info("[Warmup][%d/%d] %s in %.2f s", done, len(sizes), _words(kind, size), seconds)
-            progress(done, len(sizes))
+            logger.info("[Warmup][%d/%d] %s in %.2f s", done, len(programs), wanted, seconds)
+            progress(done, len(programs))
 
     def start(self, batch: StepBatch) -> TpuPending:
         """Give the batch to the device: its K and V are written, and its rows sampled, while the caller goes on.
@@ -88,17 +119,18 @@ class TpuExecutor(Executor):
         batch.refuse_media("tpu")
         if batch.is_async and self._last is not None and self._last.samples_on_host:
             batch = replace(batch, token_ids=np.maximum(self._last.result().token_ids, 0), is_async=False)
+        batch, rank = self._with_slots(batch)
         num_tokens = len(batch.token_ids)
         size = smallest_holding(self._token_sizes, num_tokens)
         self._num_steps[size] += 1
         self._num_tokens[size] += num_tokens
-        self._run_step(batch, size)
+        self._run_step(batch, size, rank)
         on_host = batch.sampling.asks_for_more()
         rows = []
         for host in (False, True):
             chosen = np.flatnonzero(on_host == host)
             most = self._row_sizes[-1]
-            rows += [self._run_head(batch, chosen[i : i + most], host) for i in range(0, len(chosen), most)]
+            rows += [self._run_head(batch, chosen[i : i + most], host, rank) for i in range(0, len(chosen), most)]
         if rows:
             self._sampled = rows[0].token_ids
         self._last = TpuPending(batch.sampling, rows)
@@ -107,8 +139,21 @@ class TpuExecutor(Executor):
     def copy_blocks(self, pairs: NDArray[np.int32], group: int = 0) -> None:
         """Copy KV pages of a cache group, `pairs[i] = (from, to)`, shape [N, 2]."""
         self._open()
-        for start in range(0, len(pairs), COPIED_PAIRS):
-            self._copy(pairs[start : start + COPIED_PAIRS], group)
+        if self._layers_of[group]:
+            self._copy(Wanted("copy", group), pairs)
+
+    def copy_states(self, pairs: NDArray[np.int32]) -> None:
+        """Copy recurrent state between slots, `pairs[i] = (from, to)`, shape [N, 2], one after the other."""
+        self._open()
+        self._copy(Wanted("states"), pairs)
+
+    def load_lora(self, number: int, adapter: LoraAdapter) -> None:
+        """Keep an adapter in the machine's memory. Raises DeviceError for what it cannot change."""
+        self._adapters.load(number, adapter)
+
+    def drop_lora(self, number: int) -> None:
+        """Forget an adapter."""
+        self._adapters.drop(number)
 
     def stats(self) -> BucketStats:
         """What was run since the warm-up. A step counts as one row of tokens, of all sequences together."""
@@ -131,26 +176,64 @@ class TpuExecutor(Executor):
             self._compiled.clear()
             self._closed = True
 
-    def _run_step(self, batch: StepBatch, size: int) -> None:
-        padding = [group.padding_block for group in self.limits.groups]
-        inputs = step_inputs(batch, size, self._num_seqs(size), self._programs.width, padding, self.limits.block_size)
-        program, (params, pages, hidden) = self._program("step", size), self._open()
-        self._loaded = Loaded(params, *program(params, pages, hidden, self._sampled, self._on_device(inputs)))
+    @property
+    def _adapters(self) -> LoraSlots:
+        if self._lora_slots is None:
+            raise DeviceError("this executor was loaded without adapters")
+        return self._lora_slots
 
-    def _run_head(self, batch: StepBatch, rows: NDArray[np.intp], on_host: bool) -> Rows:
+    def _with_slots(self, batch: StepBatch) -> tuple[StepBatch, int]:
+        """The batch with slots as its adapters, which are written if they are new, and the rank of its programs."""
+        if batch.adapters is None:
+            return batch, 0
+        if not (numbers := {*batch.adapters.tolist()} - {-1}):
+            return replace(batch, adapters=None), 0
+        rank = self._adapters.rank(numbers)
+        slots, new = self._adapters.place(numbers)
+        for number, slot in new.items():
+            self._write_adapter(slot, self._adapters.contents(number))
+        own = np.array([slots.get(number, -1) for number in batch.adapters.tolist()], np.int32)
+        return replace(batch, adapters=own), rank
+
+    def _run_step(self, batch: StepBatch, size: int, rank: int) -> None:
+        limits = self.limits
+        padding = [group.padding_block for group in limits.groups]
+        inputs = step_inputs(
+            batch, size, self._num_seqs(size), self._programs.width, padding, limits.block_size, limits.num_states
+        )
+        program, loaded = self._program(Wanted("step", size, rank)), self._open()
+        cache, hidden = program(*loaded, self._sampled, self._on_device(inputs))
+        self._loaded = loaded._replace(cache=cache, hidden=hidden)
+
+    def _run_head(self, batch: StepBatch, rows: NDArray[np.intp], on_host: bool, rank: int) -> Rows:
         size = smallest_holding(self._row_sizes, len(rows))
-        inputs = self._on_device(row_inputs(batch, rows, size))
-        token_ids, logits = self._program("head", size)(self._loaded.params, self._loaded.hidden, inputs)
+        inputs, loaded = self._on_device(row_inputs(batch, rows, size)), self._loaded
+        program = self._program(Wanted("head", size, rank))
+        token_ids, logits = program(loaded.params, loaded.loras, loaded.hidden, inputs)
         (logits if on_host else token_ids).copy_to_host_async()
         return Rows(rows, token_ids, logits if on_host else None)
 
-    def _copy(self, pairs: NDArray[np.int32], group: int) -> None:
-        padded = np.full((COPIED_PAIRS, 2), self.limits.groups[group].padding_block, np.int32)
-        padded[: len(pairs)] = pairs
-        pages, layers = self._open().pages, self._layers_of[group]
-        copied = self._program("copy", group)([pages[layer] for layer in layers], self._on_device(padded))
-        for layer, page in zip(layers, copied, strict=True):
-            pages[layer] = page
+    def _copy(self, wanted: Wanted, pairs: NDArray[np.int32] | None = None) -> None:
+        """Copy pages or states; None copies padding alone."""
+        if wanted.kind == "states":
+            layers, padding = self._states, self.limits.num_states
+        else:
+            layers, padding = self._layers_of[wanted.size], self.limits.groups[wanted.size].padding_block
+        cache, program = self._open().cache, self._program(wanted)
+        for start in range(0, 1 if pairs is None else len(pairs), COPIED_PAIRS):
+            padded = np.full((COPIED_PAIRS, 2), padding, np.int32)
+            if pairs is not None:
+                some = pairs[start : start + COPIED_PAIRS]
+                padded[: len(some)] = some
+            copied = program([cache[layer] for layer in layers], self._on_device(padded))
+            for layer, array in zip(layers, copied, strict=True):
+                cache[layer] = array
+
+    def _write_adapter(self, slot: int, contents: Loras) -> None:
+        program, loaded = self._program(Wanted("adapter")), self._open()
+        self._loaded = loaded._replace(
+            loras=program(loaded.loras, self._on_device(np.int32(slot)), self._on_device(contents))
+        )
 
     def _on_device(self, inputs: Any) -> Any:
         return jax.device_put(inputs, replicated(self._programs.mesh))
@@ -164,36 +247,46 @@ class TpuExecutor(Executor):
             raise DeviceError("this executor was closed")
         return self._loaded
 
-    def _program(self, kind: str, size: int) -> Any:
-        if (kind, size) not in self._compiled:
+    def _program(self, wanted: Wanted) -> Any:
+        if wanted not in self._compiled:
             self._open()
             self.late_compilations += 1
-            logger.warning("Compiling %s while serving, because it was not warmed up", _words(kind, size))
-            self._compile(kind, size)
-        return self._compiled[kind, size]
+            logger.warning("Compiling %s while serving, because it was not warmed up", wanted)
+            self._compile(wanted)
+        return self._compiled[wanted]
 
-    def _compile(self, kind: str, size: int) -> None:
+    def _compile(self, wanted: Wanted) -> None:
+        programs, (kind, size, rank) = self._programs, wanted
         if kind == "step":
-            program = self._programs.step(size, self._num_seqs(size))
+            program = programs.step(size, self._num_seqs(size), rank)
         elif kind == "head":
-            program = self._programs.head(size)
+            program = programs.head(size, rank)
+        elif kind == "copy":
+            program = programs.copy(self._layers_of[size])
+        elif kind == "states":
+            program = programs.copy(self._states)
         else:
-            program = self._programs.copy(self._layers_of[size])
-        self._compiled[kind, size] = program.compile()
+            program = programs.adapter()
+        self._compiled[wanted] = program.compile()
 
-    def _run_on_padding(self, kind: str, size: int) -> None:
-        padding = _padding_batch([group.padding_block for group in self.limits.groups])
+    def _run_on_padding(self, wanted: Wanted) -> None:
+        kind, size, rank = wanted
+        padding = _padding_batch([group.padding_block for group in self.limits.groups], self.limits.num_states)
         if kind == "step":
-            self._run_step(padding, size)
+            self._run_step(padding, size, rank)
         elif kind == "head":
-            jax.block_until_ready(self._run_head(padding, np.zeros(size, np.intp), False).token_ids)
+            jax.block_until_ready(self._run_head(padding, np.zeros(size, np.intp), False, rank).token_ids)
+        elif kind in ("copy", "states"):
+            self._copy(wanted)
         else:
-            self._copy(np.empty((0, 2), np.int32), size)
-        jax.block_until_ready(self._loaded.pages)
+            self._write_adapter(
+                0, jax.tree.map(lambda array: np.zeros(array.shape[1:], array.dtype), self._loaded.loras)
+            )
+        jax.block_until_ready(self._loaded)
 
 
-def _padding_batch(padding: list[int]) -> StepBatch:
-    """A sequence of one token, in the pages of padding, and its row."""
+def _padding_batch(padding: list[int], padding_state: int) -> StepBatch:
+    """A sequence of one token, in the pages and the state of padding, and its row."""
     zero, one = np.zeros(1, np.int32), np.ones(1, np.int32)
     tables = tuple(np.full((1, 1), page, np.int32) for page in padding)
     return StepBatch(
@@ -205,10 +298,5 @@ def _padding_batch(padding: list[int]) -> StepBatch:
         logits_rows=zero,
         sampling=SamplingBatch.greedy(one),
         window_tables=tables[1:],
+        state_slots=np.full(1, padding_state, np.int32),
     )
-
-
-def _words(kind: str, size: int) -> str:
-    if kind == "step":
-        return f"a step of {size} tokens"
-    return f"the head for {size} rows" if kind == "head" else f"the copying of KV pages in cache group {size}"

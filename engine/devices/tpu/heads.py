@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ...errors import DeviceError
-from ...models.spec import AttentionSpec, DecoderSpec, ParallelSpec, ResidualBlockSpec
+from ...models.spec import (
+    AltUpSpec,
+    AttentionSpec,
+    DecoderSpec,
+    LatentAttentionSpec,
+    ParallelSpec,
+    ResidualBlockSpec,
+)
 
 _LANES = 128
 _SUBLANES = 8
@@ -24,6 +31,15 @@ def with_heads_for(spec: DecoderSpec, num_devices: int) -> DecoderSpec:
             return replace(old, mixer=_repeated(mixer, num_devices))
         if isinstance(mixer, ParallelSpec):
             return replace(old, mixer=ParallelSpec(tuple(map(residual, mixer.residuals))))
+        if isinstance(mixer, AltUpSpec):
+            residuals = tuple(map(residual, mixer.residuals))
+            return replace(old, mixer=replace(mixer, residuals=residuals, passive=residual(mixer.passive)))
+        if isinstance(mixer, LatentAttentionSpec) and mixer.num_heads % num_devices:
+            fitting = [str(n) for n in range(1, mixer.num_heads + 1) if mixer.num_heads % n == 0]
+            raise DeviceError(
+                f"{mixer.num_heads} heads cannot be shared by {num_devices} chips: choose --tensor-parallel-size "
+                f"{' or '.join(fitting)}"
+            )
         return old
 
     return replace(spec, layers=tuple(tuple(map(residual, layer)) for layer in spec.layers))

@@ -32,6 +32,8 @@ class StepInputs(NamedTuple):
     query_start: Ints  # [S + 1]
     context_len: Ints  # [S]
     num_seqs: Ints  # [1]
+    state_slots: Ints  # [S]; where recurrent mixers keep what they know of a sequence
+    adapter: Ints  # [T]; the slot of each token's adapter, -1: none
 
 
 class RowInputs(NamedTuple):
@@ -43,17 +45,25 @@ class RowInputs(NamedTuple):
     top_p: Floats  # [R]
     min_p: Floats  # [R]
     uniform: Floats  # [R]
+    adapter: Ints  # [R]; the slot of each row's adapter, -1: none
 
 
 def step_inputs(
-    batch: StepBatch, num_tokens: int, num_seqs: int, width: int, padding: Sequence[int], page_size: int
+    batch: StepBatch,
+    num_tokens: int,
+    num_seqs: int,
+    width: int,
+    padding: Sequence[int],
+    page_size: int,
+    padding_state: int = 0,
 ) -> StepInputs:
     """Copies of a batch's arrays, padded to `num_tokens`, `num_seqs`, and tables of `width` pages.
 
-    `padding` has the padding page of each cache group.
+    `padding` has the padding page of each cache group, and `padding_state` is the slot of padding. The batch's
+    `adapters` are slots.
     """
     count, sequences = len(batch.token_ids), len(batch.context_len)
-    sequence = np.repeat(np.arange(sequences, dtype=np.int32), np.diff(batch.query_start))
+    sequence = _sequences(batch)
     blocks, offsets = np.divmod(batch.positions, page_size)
     slots, tables = [], []
     for page, own in zip(padding, (batch.block_tables, *batch.window_tables), strict=True):
@@ -75,6 +85,8 @@ def step_inputs(
         _padded(batch.query_start, num_seqs + 1, count),
         _padded(batch.context_len, num_seqs),
         np.array([sequences], np.int32),
+        _padded(np.empty(0, np.int32) if batch.state_slots is None else batch.state_slots, num_seqs, padding_state),
+        _padded(np.empty(0, np.int32) if batch.adapters is None else batch.adapters[sequence], num_tokens, -1),
     )
 
 
@@ -92,7 +104,19 @@ def row_inputs(batch: StepBatch, rows: NDArray[np.intp], num_rows: int) -> RowIn
         _padded(sampling.top_p[rows], num_rows, 1),
         _padded(sampling.min_p[rows], num_rows),
         uniform,
+        _padded(
+            np.empty(0, np.int32)
+            if batch.adapters is None
+            else batch.adapters[_sequences(batch)[batch.logits_rows[rows]]],
+            num_rows,
+            -1,
+        ),
     )
+
+
+def _sequences(batch: StepBatch) -> Ints:
+    """The sequence of each token, [T]."""
+    return np.repeat(np.arange(len(batch.context_len), dtype=np.int32), np.diff(batch.query_start))
 
 
 def _padded(array: NDArray[ScalarT], size: int, value: float = 0) -> NDArray[ScalarT]:

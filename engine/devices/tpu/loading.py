@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,10 +20,12 @@ from ..cache_split import GroupBytes
 from ..limits import ExecutorLimits, ExecutorOptions
 from ..memory_options import MemoryOptions
 from .buckets import max_sequences, page_size, row_buckets, token_buckets
+from .cache import cache_arrays
 from .decoder import TpuDecoder
 from .executor import Loaded, TpuExecutor
 from .heads import Kernel
-from .mesh import first_chip, pages_sharding, replicated
+from .loras import lora_arrays, rank_sizes
+from .mesh import first_chip, replicated
 from .mixers import Params
 from .options import TpuOptions
 from .programs import Programs
@@ -34,7 +37,9 @@ _GIB = 2**30
 
 
 class Loader:
-    """Loads one model. `groups` are the bytes of its cache groups over all chips, which are those of the mesh."""
+    """Loads one model. `groups` and `state_bytes` are the bytes of its cache groups and of a slot of recurrent state,
+    over all chips, which are those of the mesh.
+    """
 
     def __init__(
         self,
@@ -44,9 +49,11 @@ class Loader:
         memory: MemoryOptions,
         kernel: Kernel,
         groups: Sequence[GroupBytes],
+        state_bytes: int,
         mesh: Mesh,
     ) -> None:
         self._spec, self._memory, self._kernel, self._groups = spec, memory, kernel, groups
+        self._state_bytes = state_bytes
         self._block_size = page_size(options.max_model_len, options.max_num_seqs)
         self._options = replace(options, max_num_seqs=self._max_num_seqs(options))
         self._width = -(-options.max_model_len // self._block_size)
@@ -59,15 +66,14 @@ class Loader:
         """The executor. Raises DeviceError and ModelError, and LoadCancelledError soon after it was cancelled."""
         options = self._options
         params = place_weights(self._spec, weights, options.dtype, self._mesh, cancellation)
-        limits = options.limits(self._groups, self._block_size, self._cache_bytes(params))
+        loras = None if options.lora is None else _zeros(lora_arrays(self._spec, options.lora, self._mesh))
+        limits = options.limits(
+            self._groups, self._block_size, self._cache_bytes(params), state_bytes=self._state_bytes
+        )
         limits = replace(limits, async_scheduling=True)
         programs = self.programs(params, limits)
-        zeros = jax.jit(
-            lambda: ([jnp.zeros(p.shape, p.dtype) for p in programs.pages], jnp.zeros(programs.hidden.shape)),
-            out_shardings=([p.sharding for p in programs.pages], programs.hidden.sharding),
-        )
         try:
-            loaded = jax.block_until_ready(Loaded(params, *zeros()))
+            loaded = jax.block_until_ready(Loaded(params, loras, *_zeros((list(programs.cache), programs.hidden))))
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
@@ -75,21 +81,34 @@ class Loader:
                 f"the tpu device has no memory for a KV cache of {limits.num_blocks} blocks: "
                 "lower --num-gpu-blocks-override, --gpu-memory-utilization or --kv-cache-space"
             ) from error
-        return TpuExecutor(limits, programs, loaded, self._token_sizes, self._row_sizes)
+        return TpuExecutor(limits, programs, loaded, self._token_sizes, self._row_sizes, options.lora)
 
     def programs(self, params: Params, limits: ExecutorLimits) -> Programs:
         """The model's programs with caches of that size. `params` have only to say sizes, types and shardings."""
         blocks = {group.window: group.num_blocks + 1 for group in limits.groups}  # with the padding block
-        pages = []
-        for attention in self._spec.attentions():
-            shape = blocks[attention.sliding_window], *self._kernel.page_shape(attention, self._block_size)
-            sharding = pages_sharding(self._mesh, len(shape))
-            pages.append(ShapeDtypeStruct(shape, self._options.cache_dtype, sharding=sharding))
+        cache = cache_arrays(
+            self._decoder.kept,
+            self._kernel,
+            self._mesh,
+            blocks,
+            self._block_size,
+            self._options.cache_dtype,
+            limits.num_states + 1,
+        )
         hidden = ShapeDtypeStruct(
             (self._token_sizes[-1], self._spec.hidden_size), jnp.float32, sharding=replicated(self._mesh)
         )
+        lora = self._options.lora
         return Programs(
-            self._decoder, self._mesh, len(limits.groups), self._width, self._row_sizes[-1], params, pages, hidden
+            self._decoder,
+            self._mesh,
+            len(limits.groups),
+            self._width,
+            self._row_sizes[-1],
+            params,
+            cache,
+            hidden,
+            None if lora is None else lora_arrays(self._spec, lora, self._mesh),
         )
 
     def _max_num_seqs(self, options: ExecutorOptions) -> int:
@@ -142,16 +161,24 @@ class Loader:
         time, while those of the first are fetched. All programs stay on the chip.
         """
         options = self._options
-        smallest = options.limits(self._groups, self._block_size, self._block_bytes())
-        programs = self.programs(params, smallest)
-        largest = programs.step(self._token_sizes[-1], options.max_num_seqs), programs.head(self._row_sizes[-1])
+        smallest = replace(options, num_blocks=1).limits(self._groups, self._block_size, state_bytes=self._state_bytes)
+        programs, ranks = self.programs(params, smallest), rank_sizes(options.lora)
+        largest = (
+            programs.step(self._token_sizes[-1], options.max_num_seqs, ranks[-1]),
+            programs.head(self._row_sizes[-1], ranks[-1]),
+        )
         step, head = (program.compile().memory_analysis() for program in largest)
         code = len(self._token_sizes) * step.generated_code_size_in_bytes
         code += len(self._row_sizes) * head.generated_code_size_in_bytes
         hidden = programs.hidden.size * programs.hidden.dtype.itemsize
         temporary = max(step.temp_size_in_bytes, head.temp_size_in_bytes)
-        return int(temporary + 2 * head.output_size_in_bytes + hidden + code)
+        return int(temporary + 2 * head.output_size_in_bytes + hidden + len(ranks) * code)
 
-    def _block_bytes(self) -> int:
-        """A block of each cache group."""
-        return sum(group.bytes_per_token for group in self._groups) * self._block_size
+
+def _zeros(described: Any) -> Any:
+    """Arrays of zeros on the chips, in the same tree."""
+    shardings = jax.tree.map(lambda array: array.sharding, described)
+    zeros = jax.jit(
+        lambda: jax.tree.map(lambda array: jnp.zeros(array.shape, array.dtype), described), out_shardings=shardings
+    )
+    return zeros()

@@ -10,8 +10,21 @@ from ...errors import DeviceError
 
 AXIS = "model"
 
-_BY_OUTPUT = ("q", "k", "v", "gate", "up", "embed", "head")
-_BY_INPUT = ("o", "down")
+_BY_OUTPUT = (
+    "q",
+    "k",
+    "v",
+    "q_gate",
+    "gate",
+    "up",
+    "embed",
+    "head",
+    "latent_q",
+    "latent_q_up",
+    "latent_k_up",
+    "latent_v_up",
+)
+_BY_INPUT = ("o", "down", "latent_o")
 
 
 def make_mesh(num_devices: int) -> Mesh:
@@ -46,14 +59,15 @@ def pages_sharding(mesh: Mesh, ndim: int) -> NamedSharding:
 
 
 def weight_sharding(mesh: Mesh, name: str, shape: tuple[int, ...]) -> NamedSharding:
-    """Projections into heads and MLP by outputs, those back by inputs, embedding and head by tokens, sinks by heads.
+    """Projections into heads, MLP and experts by outputs, those back by inputs, embedding and head by tokens, sinks by
+    heads.
 
     What cannot be divided evenly, and all else, is on every chip.
     """
     part = name.split(".")[-2:]
     dimension = None
     if (part[0] in _BY_OUTPUT and part[1] in ("weight", "bias")) or part[1] == "sinks":
-        dimension = 0
+        dimension = len(shape) - 1 if ".experts." in name else 0  # matrices of experts are the other way round
     elif part[0] in _BY_INPUT and part[1] == "weight":
         dimension = 1
     if dimension is None or shape[dimension] % mesh.size:

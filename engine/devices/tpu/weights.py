@@ -14,8 +14,10 @@ from ...cancellation import Cancellation
 from ...models.spec import AttentionSpec, DecoderSpec, mixers, tensor_shapes
 from ...weights.dtypes import DType, bfloat16_bits
 from ...weights.finite import require_finite
+from ...weights.quantization import is_router
 from ...weights.tensor import DenseTensor, WeightSource, WeightTensor, to_float32
 from .mesh import weight_sharding
+from .stacks import stacked
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +25,7 @@ logger = logging.getLogger(__name__)
 def place_weights(
     spec: DecoderSpec, weights: WeightSource, dtype: DType, mesh: Mesh, cancellation: Cancellation
 ) -> dict[str, jax.Array]:
-    """All weights that `spec` needs, divided among the chips: matrices of `dtype`, vectors of float32.
+    """All weights that `spec` needs, divided among the chips: matrices of `dtype`, vectors and routers of float32.
 
     A spec with more KV heads than the checkpoint (see `with_heads_for`) has each head several times. Quantized matrices
     become floats, which is logged. Raises ModelError for weights that are not finite, and LoadCancelledError.
@@ -35,15 +37,21 @@ def place_weights(
         if isinstance(mixer, AttentionSpec)
     }
     placed, num_quantized = {}, 0
-    for name, shape in tensor_shapes(spec).items():
-        cancellation.check()
-        tensor = weights[name]
-        require_finite([tensor])
-        num_quantized += not isinstance(tensor, DenseTensor)
-        array = _array(tensor, dtype if len(shape) == 2 else "float32")
-        if array.shape != shape:
-            array = _repeat_heads(array, shape, head_dims[".".join(name.split(".")[:2])])
-        placed[name] = jax.device_put(array, weight_sharding(mesh, name, shape))
+    shapes = tensor_shapes(spec)
+    for array_name, names in stacked(shapes).items():
+        arrays = []
+        for name in names:
+            cancellation.check()
+            tensor, shape = weights[name], shapes[name]
+            require_finite([tensor])
+            num_quantized += not isinstance(tensor, DenseTensor)
+            is_rounded = len(shape) == 2 and not is_router(name)
+            array = _array(tensor, dtype if is_rounded else "float32")
+            if array.shape != shape:
+                array = _repeat_heads(array, shape, head_dims[".".join(name.split(".")[:2])])
+            arrays.append(array)
+        array = arrays[0] if names == [array_name] else np.stack([array.T for array in arrays])
+        placed[array_name] = jax.device_put(array, weight_sharding(mesh, array_name, array.shape))
     if num_quantized:
         logger.warning(
             "%d matrices of the checkpoint are quantized; the tpu device dequantizes them, and they need as much "

@@ -62,10 +62,13 @@ def test_the_cpu_lowers_what_it_is_known_to_have() -> None:
 
 def test_forms_that_a_device_lacks_are_refused_by_name() -> None:
     with pytest.raises(DeviceError, match=r"no per_layer .*normalized values .*scaled sums, which gemma4 models need"):
-        require_mixers("tpu", describe(GEMMA4).spec)
-    with pytest.raises(DeviceError, match=r"cuda device has no latent_attention, .*: choose --device cpu or torch"):
+        require_mixers("cuda", describe(GEMMA4).spec)
+    with pytest.raises(
+        DeviceError, match=r"cuda device has no latent_attention, .*: choose --device cpu or tpu or torch"
+    ):
         require_mixers("cuda", describe(MINICPM3).spec)
-    require_mixers("cpu", describe(GEMMA4).spec)
+    for device in ("cpu", "tpu"):
+        require_mixers(device, describe(GEMMA4).spec)
 
 
 def test_the_refusal_names_the_devices_that_can(monkeypatch: pytest.MonkeyPatch) -> None:

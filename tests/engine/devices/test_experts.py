@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import jax_processors
 import numpy as np
 import pytest
 from engine.devices.made_models import (
@@ -19,6 +20,7 @@ from engine.devices.made_models import (
     run,
 )
 from harness import Harness, device_ids, over_devices
+from samples import swept
 
 from tidewheel.engine.devices.coverage import require_mixers
 from tidewheel.engine.errors import DeviceError
@@ -103,6 +105,9 @@ OF_LEVELS = (
 )
 
 
+OF_TPUS = (*OF_LEVELS, "a sparse mixer", "a gate of the shared expert")
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
@@ -114,6 +119,19 @@ def test_every_level_computes_what_the_reference_computes(device_id: str, name: 
     np.testing.assert_allclose(ours, expected, atol=1e-4 * np.abs(expected).max())
     for chunk in (1, 7):
         np.testing.assert_array_equal(run(device_id, SPECS[name], chunk), ours)
+
+
+# One layer of each kind of router and of experts that `make test` has.
+TOGETHER = decoder_of(*(SPECS[name].layers[0] for name in OF_TPUS))
+
+
+@pytest.mark.parametrize("name", ["together", *map(swept, SPECS)])
+def test_tpus_compute_what_the_reference_computes(name: str) -> None:
+    spec = {"together": TOGETHER, **SPECS}[name]
+    expected = reference(spec)
+    with jax_processors.asked_for():
+        logits = run("tpu", spec, chunk=16)
+    np.testing.assert_allclose(logits, expected, atol=1e-3 * np.abs(expected).max())
 
 
 @pytest.mark.parametrize("name", [name for name in SPECS if name != "softmax"])
@@ -155,7 +173,9 @@ def test_of_equally_good_experts_the_first_ones_are_chosen(device_id: str) -> No
     np.testing.assert_allclose(first, only, atol=1e-5 * np.abs(only).max())
 
 
-@pytest.mark.parametrize("device_id", ["cuda", "hpu", "neuron", "tpu"])
+@pytest.mark.parametrize("device_id", ["cuda", "hpu", "neuron"])
 def test_devices_without_experts_refuse_them_with_a_way_out(device_id: str) -> None:
-    with pytest.raises(DeviceError, match=f"the {device_id} device has no experts, .*: choose --device cpu or torch"):
+    with pytest.raises(
+        DeviceError, match=f"the {device_id} device has no experts, .*: choose --device cpu or tpu or torch"
+    ):
         require_mixers(device_id, SPECS["softmax"])

@@ -34,8 +34,9 @@ OF_TORCH = (*OF_LEVELS, "gemma3n", "opt-350m", "phi3-longrope", "cohere2")
 # Windows, two ropes, projections around the layers, residual blocks side by side, ALiBi, and long contexts. All that
 # families need of a layer is in test_specs.py.
 OF_GRAPHS = ("mistral-window", "gemma3", "opt-350m", "cohere2", "mpt", "gpt2-scaled", "phi3-longrope")
-# Each model takes a second to compile. This one has windows with two ropes.
-OF_TPUS = ("gemma3",)
+# Each model takes a second to compile. These have windows with two ropes; latents and experts; and several streams with
+# inputs of each layer, K and V of other layers.
+OF_TPUS = ("gemma3", "deepseek-v3", "gemma3n")
 
 
 def on(device: str, names: Iterable[str], chosen: Container[str]) -> list[Any]:
@@ -64,7 +65,7 @@ def prompts_for(device: Device) -> list[list[int]]:
     [
         *over_devices(models_zoo.CASES, levels=OF_LEVELS, torch=OF_TORCH),
         *on("graph", models_zoo.EVERYWHERE, OF_GRAPHS),
-        *on("tpu", models_zoo.EVERYWHERE, OF_TPUS),
+        *on("tpu", models_zoo.CASES, OF_TPUS),
     ],
     indirect=["device"],
 )

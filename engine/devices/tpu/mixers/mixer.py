@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import jax
@@ -14,33 +14,59 @@ from jax.sharding import Mesh
 from ....errors import DeviceError
 from ....models.spec import AttentionSpec, MixerSpec, NormSpec
 from ..attention import Sequences
+from ..cache import Kept
+from ..inputs import StepInputs
+from ..loras import Adapters
 
 Params = Mapping[str, jax.Array]
 
 
 @dataclass(slots=True)
 class Pass:
-    """One pass through the decoder while it is traced: weights, tokens, and the pages, which attention replaces.
+    """One pass through the decoder while it is traced: weights, tokens, and the cache, which mixers replace.
 
-    `pages` has an array for each attention mixer, in the order of the layers. `slots` and `sequences` are given by the
-    window of the cache group.
+    `cache` has the arrays of `Parts.kept`. `slots` and `sequences` are given by the window of the cache group.
+    `per_layer [T, layers, size]` is each layer's input for a token, in models with per-layer embeddings. `adapters` is
+    None if no token has one. A pass that computes logits alone has no `inputs`.
     """
 
     params: Params
-    pages: list[jax.Array]
+    cache: list[jax.Array]
+    inputs: StepInputs | None
     slots: Mapping[int | None, jax.Array]
     sequences: Mapping[int | None, Sequences]
+    adapters: Adapters | None = None
+    per_layer: jax.Array | None = None
+
+    @property
+    def tokens(self) -> StepInputs:
+        """The inputs of a pass through the layers."""
+        assert self.inputs is not None
+        return self.inputs
+
+    @property
+    def rope_positions(self) -> jax.Array:
+        """The positions `[T] float32` that ropes turn by, as adapters stretch them."""
+        positions = jnp.asarray(self.tokens.positions).astype(jnp.float32)
+        return positions if self.adapters is None else self.adapters.stretched(positions)
 
     def linear(self, name: str, x: jax.Array) -> jax.Array:
-        """`x W^T` in float32, with the bias if there is one. `x [T, in_features]` is rounded to the weight's type."""
-        weight, bias = self.params[f"{name}.weight"], self.params.get(f"{name}.bias")
-        # A TPU would multiply float32 as bfloat16 otherwise.
-        precision = lax.Precision.HIGHEST if weight.dtype == jnp.float32 else None
+        """`x W^T` in float32, with the bias if there is one, and what adapters add. `x [T, in_features]`."""
+        y, bias = self.product(name, x), self.params.get(f"{name}.bias")
+        y = y if bias is None else y + bias
+        return y if self.adapters is None else self.adapters.add(name, x, y)
+
+    def product(self, name: str, x: jax.Array) -> jax.Array:
+        """`x W^T` in float32. `x [T, in_features]` is rounded to the weight's type."""
+        weight = self.params[f"{name}.weight"]
         dimensions = (((x.ndim - 1,), (1,)), ((), ()))
-        y = lax.dot_general(
-            x.astype(weight.dtype), weight, dimensions, precision=precision, preferred_element_type=jnp.float32
+        return lax.dot_general(
+            x.astype(weight.dtype),
+            weight,
+            dimensions,
+            precision=exact(weight),
+            preferred_element_type=jnp.float32,
         )
-        return y if bias is None else y + bias
 
     def norm(self, name: str, norm: NormSpec | None, x: jax.Array, each: bool = False) -> jax.Array:
         """`x` normalized over its last dimension, or as it is where there is no norm.
@@ -58,6 +84,11 @@ class Pass:
         return x + self.params[f"{name}.bias"].reshape(x.shape[1:] if each else -1) if norm.bias else x
 
 
+def exact(weight: jax.Array) -> lax.Precision | None:
+    """The precision of products with a weight. A TPU would multiply float32 as bfloat16 otherwise."""
+    return lax.Precision.HIGHEST if weight.dtype == jnp.float32 else None
+
+
 class Mixer(Protocol):
     """A mixer of one layer."""
 
@@ -70,13 +101,19 @@ class Mixer(Protocol):
 class Parts:
     """What mixers are made from. `uses_kernel` says whether the TPU kernel computes a layer's attention.
 
-    `attentions` has the window of each attention mixer, in the order they were made: the index is that of its pages.
+    Mixers add what they keep to `kept`. `pages` has the place in it of each layer's K and V.
     """
 
     mesh: Mesh
     uses_kernel: Callable[[AttentionSpec], bool]
-    attentions: list[int | None]
     kinds: Mapping[str, Callable[[Any, str, Parts], Mixer]]
+    kept: list[Kept] = field(default_factory=list)
+    pages: dict[str, int] = field(default_factory=dict)
+
+    def keep(self, kept: Kept) -> int:
+        """Its place in `Pass.cache`."""
+        self.kept.append(kept)
+        return len(self.kept) - 1
 
     def mixer(self, spec: MixerSpec, layer: str) -> Mixer:
         """The mixer of a residual block, whose weights' names begin with `layer`.

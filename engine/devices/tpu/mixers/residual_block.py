@@ -9,7 +9,7 @@ from .mixer import Parts, Pass
 
 
 class ResidualBlock:
-    """`x = sum_norm(x + scale * post_norm(mixer(norm(x))))`."""
+    """`x = sum_scale * sum_norm(sum_factor * (x + scale * post_norm(mixer(norm(x)))))`."""
 
     def __init__(self, spec: ResidualBlockSpec, layer: str, parts: Parts) -> None:
         self._spec = spec
@@ -24,4 +24,6 @@ class ResidualBlock:
 
     def __call__(self, x: jax.Array, step: Pass) -> jax.Array:
         """The residual stream `[T, hidden]` after the residual block."""
-        return step.norm(f"{self._norms}_sum_norm", self._spec.sum_norm, x + self.added(x, step))
+        x = (x + self.added(x, step)) * self._spec.sum_factor
+        x = step.norm(f"{self._norms}_sum_norm", self._spec.sum_norm, x)
+        return x * step.params[f"{self._norms}_sum_scale"] if self._spec.sum_scale else x

@@ -21,8 +21,10 @@ from tidewheel.engine.devices.tpu.loading import Loader
 from tidewheel.engine.devices.tpu.mesh import AXIS, weight_sharding
 from tidewheel.engine.devices.tpu.options import TpuOptions
 from tidewheel.engine.devices.tpu.programs import Programs
+from tidewheel.engine.devices.tpu.stacks import array_shapes
 from tidewheel.engine.models.spec import DecoderSpec, tensor_shapes
 from tidewheel.engine.weights.dtypes import STORAGE
+from tidewheel.engine.weights.quantization import is_router
 
 CHIPS = {
     "v4": ("v4:2x2x1", 1),
@@ -81,11 +83,14 @@ class Compiler:
         spec = with_heads_for(spec, mesh.size)
         self._params: Described = {
             name: jax.ShapeDtypeStruct(
-                shape, dtype if len(shape) == 2 else "float32", sharding=weight_sharding(mesh, name, shape)
+                shape,
+                dtype if name.endswith(".weight") and len(shape) > 1 and not is_router(name) else "float32",
+                sharding=weight_sharding(mesh, name, shape),
             )
-            for name, shape in tensor_shapes(spec).items()
+            for name, shape in array_shapes(tensor_shapes(spec)).items()
         }
-        self._loader = Loader(spec, asked, TpuOptions(), MemoryOptions(), kernel, groups, mesh)
-        limits = asked.limits(groups, page_size(asked.max_model_len, asked.max_num_seqs))
+        states = device.slot_bytes(spec)
+        self._loader = Loader(spec, asked, TpuOptions(), MemoryOptions(), kernel, groups, states, mesh)
+        limits = asked.limits(groups, page_size(asked.max_model_len, asked.max_num_seqs), state_bytes=states)
         self.programs: Programs = self._loader.programs(self._params, limits)
         self.working_bytes: Callable[[], int] = functools.partial(self._loader.working_bytes, self._params)

@@ -17,6 +17,7 @@ pytest.importorskip("jax")
 require_packages("libtpu")
 
 KERNEL = "tpu_custom_call"
+OF_FOUR_CHIPS = ("DeepSeek V3", "Llama 4 Scout")
 
 
 def heads(num_heads: int, num_kv_heads: int, head_dim: int, **options: object) -> AttentionSpec:
@@ -62,8 +63,8 @@ def test_programs_of_published_models_compile(model: str, chips: str) -> None:
     from engine.devices.tpu.ahead_of_time import Compiler
 
     spec = published_spec(model)
-    if missing_kinds("tpu", spec):
-        pytest.skip("the device does not serve this model")
+    if model in OF_FOUR_CHIPS and not chips.endswith("-4"):
+        pytest.skip("two layers of it do not fit into the memory of one chip")
     try:
         programs = Compiler(spec, chips).programs
     except DeviceError as error:
@@ -71,9 +72,10 @@ def test_programs_of_published_models_compile(model: str, chips: str) -> None:
     kernels = sum(attention.alibi_slopes is None and not attention.sinks for attention in spec.attentions())
     for num_tokens in (2048, 16):
         step = programs.step(num_tokens, min(num_tokens, 128)).compile()
-        assert step.as_text().count(f'custom_call_target="{KERNEL}"') == kernels
+        calls = [line for line in step.as_text().splitlines() if f'custom_call_target="{KERNEL}"' in line]
+        assert len([line for line in calls if "ragged-dot" not in line]) == kernels  # those are of XLA, for experts
     programs.head(128).compile()
-    programs.copy(range(len(programs.pages))).compile()
+    programs.copy(range(len(programs.cache))).compile()
 
 
 def test_all_architectures_of_the_device_are_among_the_published_models() -> None:

@@ -172,6 +172,7 @@ def test_seeded_rows_draw_the_tokens_of_the_reference() -> None:
         batch.top_p,
         batch.min_p,
         np.array(uniform, np.float32),
+        np.full(rows, -1, np.int32),
     )
     got = np.asarray(jax.jit(sample_on_device)(logits, inputs))
     assert got[40] == got[41] == got[42] == -1

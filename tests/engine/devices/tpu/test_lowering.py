@@ -29,8 +29,9 @@ def _chip(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 
 def step_for_tpu(spec: DecoderSpec, dtype: str, num_devices: int = 1) -> str:
     """The StableHLO of a step of 64 tokens of 8 sequences."""
+    from tidewheel.engine.devices.tpu.cache import cache_arrays
     from tidewheel.engine.devices.tpu.decoder import TpuDecoder
-    from tidewheel.engine.devices.tpu.mesh import make_mesh, pages_sharding, replicated, weight_sharding
+    from tidewheel.engine.devices.tpu.mesh import make_mesh, replicated, weight_sharding
     from tidewheel.engine.devices.tpu.programs import Programs
 
     spec = with_heads_for(spec, num_devices)
@@ -43,10 +44,10 @@ def step_for_tpu(spec: DecoderSpec, dtype: str, num_devices: int = 1) -> str:
         )
         for name, shape in tensor_shapes(spec).items()
     }
-    shapes = [(PAGES, *kernel.page_shape(attention, PAGE_SIZE)) for attention in spec.attentions()]
-    pages = [jax.ShapeDtypeStruct(shape, dtype, sharding=pages_sharding(mesh, len(shape))) for shape in shapes]
+    blocks = dict.fromkeys(spec.windows(), PAGES)
+    cache = cache_arrays(decoder_.kept, kernel, mesh, blocks, PAGE_SIZE, dtype, 1)  # type: ignore[arg-type]
     hidden = jax.ShapeDtypeStruct((64, spec.hidden_size), "float32", sharding=replicated(mesh))
-    step = Programs(decoder_, mesh, len(spec.windows()), WIDTH, 8, params, pages, hidden).step(64, 8)
+    step = Programs(decoder_, mesh, len(spec.windows()), WIDTH, 8, params, cache, hidden).step(64, 8)
     return str(jax.export.export(step.function, platforms=["tpu"])(*step.arguments).mlir_module())
 
 
