@@ -44,6 +44,9 @@ class LatentAttention:
             self._latents[target] = self._latents[source]
             self._keys[target] = self._keys[source]
 
+    def copy_state(self, source: int, target: int) -> None:
+        """Nothing to copy: all is in blocks."""
+
     def _queries(self, x: Tensor, positions: Tensor) -> Tensor:
         """`[T, H, N + R]`, rotated."""
         spec = self._spec

@@ -26,3 +26,6 @@ class PerLayer:
 
     def copy_blocks(self, source: Tensor, target: Tensor, window: int | None) -> None:
         """Nothing to copy."""
+
+    def copy_state(self, source: int, target: int) -> None:
+        """Nothing to copy."""
