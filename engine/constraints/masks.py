@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -151,5 +152,5 @@ def _restrict(constraints: list[SequenceConstraint], bits: Mask) -> None:
 
 
 def _run_on(processors: set[int] | None) -> None:
-    if processors is not None:
+    if processors is not None and sys.platform != "darwin":
         os.sched_setaffinity(0, processors)

@@ -12,6 +12,8 @@ import jinja2
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from ..machine.memory import limit_address_space
+
 _MAX_MEMORY_BYTES = 512 * 2**20
 _MAX_TEXT = 2**16  # characters
 _MAX_COMPLAINT = 300
@@ -20,8 +22,8 @@ _MAX_COMPLAINT = 300
 def main() -> None:
     """Read a template, its variables and a limit of seconds from stdin. Write the text or a complaint to stdout."""
     request = json.load(sys.stdin)
+    limit_address_space(_MAX_MEMORY_BYTES)
     for limit, value in (
-        (resource.RLIMIT_AS, _MAX_MEMORY_BYTES),
         (resource.RLIMIT_CPU, request["seconds"]),
         (resource.RLIMIT_FSIZE, 0),
         (resource.RLIMIT_CORE, 0),

@@ -9,14 +9,15 @@ import mmap
 import os
 import shutil
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from ..errors import ModelError
 from .reading import require_file
+from .unnamed import unnamed_file
 
 
 class FileCopy:
-    """What a file held at one moment. A context manager: `path` can be opened until it is left.
+    """What a file held at one moment.
 
     `content` is a mapping of the copy, which stays, or empty bytes for an empty file. `version` names the original's
     content without reading it: its path, bytes, last change of content and of inode in ns.
@@ -27,28 +28,21 @@ class FileCopy:
         if not require_file(path):  # files of the system have no size either, and some have no end
             raise ModelError(f"{path} is empty")
         try:
-            self._file = os.fdopen(os.memfd_create("copy"), "w+b")
-            with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as original:
+            with (
+                os.fdopen(unnamed_file(), "w+b") as copy,
+                open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as original,
+            ):
                 before = _version(path, original.fileno())
-                shutil.copyfileobj(_Beginning(original, before[1]), self._file, 1 << 20)
-                self._file.flush()
+                shutil.copyfileobj(_Beginning(original, before[1]), copy, 1 << 20)
+                copy.flush()
                 after = _version(path, original.fileno())
-            size = os.fstat(self._file.fileno()).st_size
-            self.content: bytes | mmap.mmap = (
-                mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
-            )
+                size = os.fstat(copy.fileno()).st_size
+                self.content: bytes | mmap.mmap = mmap.mmap(copy.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
         except OSError as error:
             raise ModelError(f"{path} cannot be read: {error.strerror or error}") from error
         if before != after or size != before[1] or not _is_still(path, before):
             raise ModelError(f"{path} changed while it was read; load it again when it is complete")
         self.version = before
-        self.path = Path(f"/proc/self/fd/{self._file.fileno()}")
-
-    def __enter__(self) -> FileCopy:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self._file.close()
 
 
 class _Beginning:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +47,8 @@ class Memory:
 def read_memory(root: Path = _ROOT) -> Memory:
     """The memory that this process may use. `root` is where `/proc` and `/sys` are."""
     machine = dict(_meminfo(root))
+    if not machine and sys.platform == "darwin":
+        machine = dict(_mac_memory())
     total, available = machine.get("MemTotal"), machine.get("MemAvailable")
     # Version 1 writes "no limit" as a number far above any machine's memory.
     groups = [group for group in memory_limits(root) if total is None or group.limit < total]
@@ -74,6 +78,21 @@ def _meminfo(root: Path) -> Iterator[tuple[str, int]]:
             yield name, int(value.split()[0]) * 1024
 
 
+def _mac_memory() -> Iterator[tuple[str, int]]:
+    import subprocess
+
+    page = os.sysconf("SC_PAGESIZE")
+    yield "MemTotal", os.sysconf("SC_PHYS_PAGES") * page
+    try:
+        said = subprocess.run(["vm_stat"], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return
+    pages = {name: count.strip(" .") for name, _, count in (line.partition(":") for line in said.splitlines())}
+    # What may be dropped or written elsewhere, beside what is free.
+    kinds = [pages.get(f"Pages {kind}", "") for kind in ("free", "inactive", "speculative")]
+    yield "MemAvailable", sum(int(count) for count in kinds if count.isdigit()) * page
+
+
 def resident_bytes() -> int:
     """The resident memory of this process, shared pages included; 0 if the system does not say."""
     try:
@@ -85,6 +104,12 @@ def resident_bytes() -> int:
 def address_space_bytes() -> int:
     """The address space of this process, which RLIMIT_AS bounds. Raises OSError if the system does not say."""
     return _statm_bytes(0)
+
+
+def limit_address_space(num_bytes: int) -> None:
+    """Let this process have no larger address space. macOS enforces no such limit, and refuses to set one."""
+    if sys.platform != "darwin":
+        resource.setrlimit(resource.RLIMIT_AS, (num_bytes, num_bytes))
 
 
 def _statm_bytes(field: int) -> int:

@@ -1,6 +1,6 @@
 """StepSlot: the arrays of one step in memory that all stages share.
 
-The memory has no name (memfd_create): it is gone with the last process that has it, however that ends.
+The memory is a file without a name: it is gone with the last process that has it, however that ends.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from ..devices.batch import SamplingBatch, StepBatch, StepOutput, TokenMasks
+from ..files.unnamed import unnamed_file
 from .links import Part
 
 Arrays: TypeAlias = dict[str, NDArray[Any] | None]
@@ -82,7 +83,7 @@ class StepSlot:
     """
 
     def __init__(self, shape: SlotShape, fd: int | None = None) -> None:
-        self.fd = os.memfd_create("tidewheel-step") if fd is None else fd
+        self.fd = unnamed_file() if fd is None else fd
         self._row_floats, self._num_stages = shape.row_floats, shape.num_stages
         window_tables = [f"window_tables{group}" for group in range(1, shape.num_groups)]
         names = [*_BATCH, *window_tables, *_SAMPLING, "mask_index", "counts", "masks", "times", "rows"]

@@ -12,6 +12,7 @@ import queue
 import selectors
 import socket
 import struct
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -45,12 +46,12 @@ class TcpLink:
         connection.settimeout(None)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in (
-            (socket.TCP_KEEPIDLE, _SILENT_S // 3),
-            (socket.TCP_KEEPINTVL, _SILENT_S // 3),
-            (socket.TCP_KEEPCNT, 2),
-            (socket.TCP_USER_TIMEOUT, _SILENT_S * 1000),
-        ):
+        options = {socket.TCP_KEEPINTVL: _SILENT_S // 3, socket.TCP_KEEPCNT: 2}
+        if sys.platform == "darwin":  # it does not limit how long sent bytes may stay unacknowledged
+            options[socket.TCP_KEEPALIVE] = _SILENT_S // 3
+        else:
+            options |= {socket.TCP_KEEPIDLE: _SILENT_S // 3, socket.TCP_USER_TIMEOUT: _SILENT_S * 1000}
+        for option, value in options.items():
             connection.setsockopt(socket.IPPROTO_TCP, option, value)
         self._socket, self._slots = connection, slots
         self._arrived: queue.SimpleQueue[tuple[bytes, float]] = queue.SimpleQueue()

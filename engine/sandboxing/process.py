@@ -20,7 +20,7 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import TypeVar
 
-from ..machine.memory import address_space_bytes
+from ..machine.memory import address_space_bytes, limit_address_space
 
 T = TypeVar("T")
 
@@ -89,8 +89,7 @@ def bound_process(cpu_s: int, memory_bytes: int, wall_s: int) -> None:
     """
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
     with contextlib.suppress(OSError):  # macOS does not say, and has no such limit
-        most = address_space_bytes() + memory_bytes
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        limit_address_space(address_space_bytes() + memory_bytes)
     signal.setitimer(signal.ITIMER_REAL, wall_s)  # nothing handles the signal, so it ends the process
     silence = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silence, 2)  # hides what libraries print when they crash

@@ -131,17 +131,17 @@ def open_copy(path: Path, max_tensors: int) -> Mapping[str, StoredTensor]:
     """Like `open_file`, but of a copy in memory, for an adapter that may be written meanwhile. Raises ModelError, also
     for more than `max_tensors` tensors.
     """
-    with FileCopy(path) as copy:
-        content = copy.content
-        try:
-            length = int.from_bytes(content[:8], "little")
-            header = tensors_in(content[8 : 8 + min(length, MAX_HEADER_BYTES + 1)], max_tensors)
-            fault = fault_in(header, len(content) - 8 - length)
-        except ValueError as error:
-            fault = one_line(error)
-        if fault is not None:
-            raise _at_fault(path, fault)
-        return _Views(path, content, copy.version, header)
+    copy = FileCopy(path)
+    content = copy.content
+    try:
+        length = int.from_bytes(content[:8], "little")
+        header = tensors_in(content[8 : 8 + min(length, MAX_HEADER_BYTES + 1)], max_tensors)
+        fault = fault_in(header, len(content) - 8 - length)
+    except ValueError as error:
+        fault = one_line(error)
+    if fault is not None:
+        raise _at_fault(path, fault)
+    return _Views(path, content, copy.version, header)
 
 
 def shapes_in(path: Path, max_tensors: int) -> Iterator[tuple[str, tuple[int, ...]]]:

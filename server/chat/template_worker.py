@@ -20,7 +20,7 @@ from typing import Any
 
 import jinja2
 
-from tidewheel.engine.machine.memory import address_space_bytes
+from tidewheel.engine.machine.memory import address_space_bytes, limit_address_space
 
 from .template_environment import complaint, template_environment
 
@@ -53,13 +53,12 @@ def main() -> None:
     _bound_process()
     connection.sendall(READY)
     stream = connection.makefile("rb")
-    # Not getrusage: its peak begins with the parent process's.
-    size_at_start = address_space_bytes()
+    size_at_start = _size_bytes()
     compiled = functools.lru_cache(maxsize=16)(template_environment().from_string)
     while head := stream.read(REQUEST.size):
         source, variables = pickle.loads(stream.read(*REQUEST.unpack(head)))
         outcome, text = _answer(compiled, source, variables)
-        retires = address_space_bytes() > size_at_start + _MAX_KEPT_BYTES
+        retires = _size_bytes() > size_at_start + _MAX_KEPT_BYTES
         connection.sendall(REPLY.pack(outcome, retires, len(text)) + text)
         if retires:
             return
@@ -67,13 +66,17 @@ def main() -> None:
 
 def _bound_process() -> None:
     os.nice(_NICE)
-    for limit, value in (
-        (resource.RLIMIT_AS, MAX_MEMORY_BYTES),
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_FSIZE, 0),
-        (resource.RLIMIT_NPROC, 0),
-    ):
-        resource.setrlimit(limit, (value, value))
+    limit_address_space(MAX_MEMORY_BYTES)
+    for limit in (resource.RLIMIT_CORE, resource.RLIMIT_FSIZE, resource.RLIMIT_NPROC):
+        resource.setrlimit(limit, (0, 0))
+
+
+def _size_bytes() -> int:
+    """The memory that this process has taken from the system, which it hardly gives back."""
+    if sys.platform == "darwin":
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    else:
+        return address_space_bytes()  # on Linux the other peak begins with the parent process's
 
 
 def _answer(compiled: Any, source: str, variables: dict[str, Any]) -> tuple[Outcome, bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
@@ -130,9 +131,9 @@ def _tidy_end() -> Iterator[None]:
     """On SIGTERM, deletes the files that are being downloaded and that no later download would go on with."""
 
     def leave(number: int, frame: FrameType | None) -> None:
-        for descriptor in os.listdir("/proc/self/fd"):
+        for descriptor in map(int, os.listdir("/dev/fd")):
             with suppress(OSError):
-                path = os.readlink(f"/proc/self/fd/{descriptor}")
+                path = _path_of(descriptor)
                 if _OF_THIS_PROCESS.search(path):
                     os.unlink(path)
         os._exit(128 + number)  # the client's threads would go on for as long as what they wait for
@@ -142,6 +143,14 @@ def _tidy_end() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _path_of(descriptor: int) -> str:
+    """Of an open file. Raises OSError if it has none."""
+    if sys.platform == "darwin":
+        return os.fsdecode(fcntl.fcntl(descriptor, fcntl.F_GETPATH, bytes(1024)).rstrip(b"\0"))
+    else:
+        return os.readlink(f"/dev/fd/{descriptor}")
 
 
 def _parser(command: str, description: str, *options: str) -> OptionParser:

@@ -30,6 +30,8 @@ class ClaimedCores:
 
     def bind(self) -> None:
         """Restrict all threads of this process, and those that they start, to these cores."""
+        if not hasattr(os, "sched_setaffinity"):  # macOS places threads itself
+            return
         for thread in os.listdir("/proc/self/task"):
             with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
                 os.sched_setaffinity(int(thread), self.cpus)
@@ -49,7 +51,7 @@ def claim_cores(
     `count` have not become free within `wait_s` seconds.
     """
     folder = folder or Path(tempfile.gettempdir()) / f"tidewheel-cores-{os.getuid()}"
-    cpus = _by_closeness(sorted(os.sched_getaffinity(0)) if available is None else available)
+    cpus = _by_closeness(usable_cpus() if available is None else available)
     if count > len(cpus):
         raise TidewheelError(
             f"a replica was given {count} CPUs (num_cpus), but this process may use only {len(cpus)} on this node"
@@ -104,6 +106,11 @@ def _locked(path: Path) -> Iterator[None]:
     finally:
         if lock is not None:
             os.close(lock)
+
+
+def usable_cpus() -> list[int]:
+    """The CPUs that this thread may use, in order."""
+    return sorted(place["cpu"] for place in topology()["processors"])
 
 
 def _by_closeness(cpus: Sequence[int]) -> list[int]:

@@ -19,7 +19,7 @@ from tidewheel.engine.pipeline.stage_plan import StagePlan
 from tidewheel.engine.pipeline.tcp_link import RESULTS, STEPS, TcpLink, accept, connect
 from tidewheel.engine.weights.lora import LoraAdapter
 
-from .cores import claim_cores
+from .cores import claim_cores, usable_cpus
 
 _CONNECT_S = 60.0  # for the processes before and behind a stage to do their part
 
@@ -82,7 +82,7 @@ class StageActor:
             self._claimed = claim_cores(self._num_cpus)  # until this process ends
             self._claimed.bind()
             return self._claimed.cpus
-        cpus, first = sorted(os.sched_getaffinity(0)), self._shared * self._num_cpus
+        cpus, first = usable_cpus(), self._shared * self._num_cpus
         return sorted({cpus[(first + i) % len(cpus)] for i in range(self._num_cpus)})
 
     def load(self, plan: StagePlan) -> LoadedWeights:

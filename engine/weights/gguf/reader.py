@@ -225,8 +225,8 @@ def first_metadata_in(content: bytes | mmap.mmap, path: Path) -> Metadata:
 
 def read_gguf_copy(path: Path) -> GgufFile:
     """Like `read_gguf`, but of a copy in memory, for an adapter that may be written meanwhile. Raises ModelError."""
-    with FileCopy(path) as copy:
-        return _parsed(path, copy.content, copy.version, _ADAPTER_METADATA_BYTES, _ADAPTER_TENSORS)
+    copy = FileCopy(path)
+    return _parsed(path, copy.content, copy.version, _ADAPTER_METADATA_BYTES, _ADAPTER_TENSORS)
 
 
 def _parsed(

@@ -62,6 +62,29 @@ def test_a_system_that_does_not_say(tmp_path: Path) -> None:
     assert (available_memory_bytes() or 0) > MIB
 
 
+# As macOS prints it: pages, of which those beside the fourth can be had.
+_VM_STAT = """Mach Virtual Memory Statistics: (page size of 16384 bytes)
+Pages free:                                    5.
+Pages active:                              90210.
+Pages inactive:                               40.
+Pages speculative:                           300.
+Pages wired down:                          70123.
+"Translation faults":                   12345678.
+"""
+
+
+def test_a_mac_says_it_by_a_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = tmp_path / "vm_stat"
+    command.write_text(f"#!/bin/sh\nprintf '%s' '{_VM_STAT}'\n")
+    command.chmod(0o755)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    page = os.sysconf("SC_PAGESIZE")
+    assert read_memory(tmp_path) == Memory(os.sysconf("SC_PHYS_PAGES") * page, 345 * page, None, None)
+    command.unlink()
+    assert read_memory(tmp_path).available is None
+
+
 # Eight threads that allocate at the same time; then glibc says what heaps there are.
 _HEAPS = """
 import ctypes, threading
