@@ -207,8 +207,10 @@ $(VENV)/.aider $(VENV)/.openai-agents: $(VENV)/.%: tests/clients/agents/%.txt | 
 	touch $@
 
 # In an environment of their own, because some need an older openai. Few of their modules are used: those compile then.
+# uv finds versions that go together at once, where pip tries one after the other for more than half an hour.
 $(VENV)/.other-clients: pyproject.toml | $(VENV)/.test-tools $(VENV)/.installed
+	$(PIP) install --quiet --upgrade uv
 	$(BIN)/python tools/extra_requirements.py clients > $@.txt
 	$(PYTHON) -m venv $(VENV)/clients
-	$(VENV)/clients/bin/python -m pip install --quiet --upgrade --no-compile --requirement $@.txt
+	$(BIN)/uv pip install --quiet --python $(VENV)/clients --upgrade --requirement $@.txt
 	touch $@
