@@ -17,6 +17,7 @@ pytest.importorskip("jax")
 require_packages("libtpu")
 
 KERNEL = "tpu_custom_call"
+CHIPS = ("v4", "v5e", "v5e-4", "v5p", "v6e")
 OF_FOUR_CHIPS = ("DeepSeek V3", "Llama 4 Scout")
 
 
@@ -57,25 +58,32 @@ def test_copying_pages_takes_no_memory_of_its_own(attention: AttentionSpec) -> N
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("chips", ["v4", "v5e", "v5e-4", "v5p", "v6e"])
+@pytest.mark.parametrize("chips", CHIPS)
 @pytest.mark.parametrize("model", PUBLISHED)
-def test_programs_of_published_models_compile(model: str, chips: str) -> None:
+def test_the_largest_step_of_published_models_compiles(model: str, chips: str) -> None:
     from engine.devices.tpu.ahead_of_time import Compiler
 
     spec = published_spec(model)
     if model in OF_FOUR_CHIPS and not chips.endswith("-4"):
         pytest.skip("two layers of it do not fit into the memory of one chip")
     try:
-        programs = Compiler(spec, chips).programs
+        step = Compiler(spec, chips).programs.step(2048, 128)
     except DeviceError as error:
         pytest.skip(str(error))
     kernels = sum(attention.alibi_slopes is None and not attention.sinks for attention in spec.attentions())
-    for num_tokens in (2048, 16):
-        step = programs.step(num_tokens, min(num_tokens, 128)).compile()
-        calls = [line for line in step.as_text().splitlines() if f'custom_call_target="{KERNEL}"' in line]
-        assert len([line for line in calls if "ragged-dot" not in line]) == kernels  # those are of XLA, for experts
-    programs.head(128).compile()
-    programs.copy(range(len(programs.cache))).compile()
+    calls = [line for line in step.compile().as_text().splitlines() if f'custom_call_target="{KERNEL}"' in line]
+    assert len([line for line in calls if "ragged-dot" not in line]) == kernels  # those are of XLA, for experts
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("chips", CHIPS)
+@pytest.mark.parametrize("model", ["Gemma 2 9B", "Llama 3.1 8B", "Qwen2.5 7B"])
+def test_the_other_programs_of_a_model_compile(model: str, chips: str) -> None:
+    from engine.devices.tpu.ahead_of_time import Compiler
+
+    programs = Compiler(published_spec(model), chips).programs
+    for program in (programs.step(16, 16), programs.head(128), programs.head(8), programs.copy([0])):
+        program.compile()
 
 
 def test_all_architectures_of_the_device_are_among_the_published_models() -> None:
