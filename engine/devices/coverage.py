@@ -55,14 +55,16 @@ FORMS_WITH: dict[str, tuple[str, ...]] = {
 """By form of a mixer or a residual block that not all devices have, those that do."""
 
 
-def missing_kinds(device: str, spec: DecoderSpec) -> list[str]:
-    """The kinds of mixers and their forms that a model needs and a device lacks, in the order of the layers."""
+def needs(spec: DecoderSpec) -> dict[str, tuple[str, ...]]:
+    """The kinds of mixers and their forms that a model needs, in the order of the layers, with the devices of each."""
     kinds = dict.fromkeys(mixer.kind for layer in spec.layers for mixer in mixers(layer))
     forms = dict.fromkeys(form for layer in spec.layers for form in _forms(layer))
-    return [
-        *(kind for kind in kinds if device not in DEVICES_WITH.get(kind, ())),
-        *(form for form in forms if device not in FORMS_WITH[form]),
-    ]
+    return {kind: DEVICES_WITH.get(kind, ()) for kind in kinds} | {form: FORMS_WITH[form] for form in forms}
+
+
+def missing_kinds(device: str, spec: DecoderSpec) -> list[str]:
+    """What of `needs` a device lacks."""
+    return [name for name, able in needs(spec).items() if device not in able]
 
 
 def _forms(layer: LayerSpec) -> Iterator[str]:
