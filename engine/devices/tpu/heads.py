@@ -83,6 +83,8 @@ class Kernel:
             return "ALiBi"
         if attention.sinks:
             return "attention sinks"
+        if self.itemsize == _WORD_BYTES and attention.head_dim > _LANES:
+            return f"heads of more than {_LANES} values in float32"
         return None
 
     def page_shape(self, attention: AttentionSpec, page_size: int) -> tuple[int, ...]:
@@ -102,7 +104,7 @@ class Kernel:
         return -(-attention.head_dim // _LANES) * _LANES
 
     def _computes_together(self, attention: AttentionSpec) -> bool:
-        """Whether it compiles for all KV heads of a chip at once. One head always compiles."""
+        """Whether it compiles for all KV heads of a chip at once. What it computes, it compiles for one head."""
         heads = attention.num_kv_heads // self.num_devices
         if heads == 1:
             return True

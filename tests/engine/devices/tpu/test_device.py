@@ -160,6 +160,8 @@ def test_the_cache_of_a_tpu_has_heads_of_whole_vectors(monkeypatch: pytest.Monke
         (replace(PLAIN, alibi_slopes=SLOPES), 2, "ALiBi"),
         (replace(PLAIN, sinks=True), 2, "attention sinks"),
         (replace(PLAIN, num_kv_heads=3), 2, None),
+        (replace(PLAIN, head_dim=160), 2, None),
+        (replace(PLAIN, head_dim=160), 4, "heads of more than 128 values in float32"),
     ],
 )
 def test_the_kernel_is_taken_where_it_computes_the_layer(attention: Any, itemsize: int, reason: str | None) -> None:
