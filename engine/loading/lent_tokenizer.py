@@ -22,29 +22,29 @@ from pathlib import Path
 import msgspec
 
 from ..errors import ModelError
-from ..files.reading import is_there, read_part
+from ..files.reading import read_part
 from ..sandboxing.process import receive_message
 from ..sandboxing.sandbox import send_message
 from ..text.tokenizer import Tokenizer
-from ..text.tokenizer_backends import LONG_TEXT, TokenizerBackend, byte_level_bytes
+from ..text.tokenizer_backends import LONG_TEXT, TokenizerBackend, byte_level_bytes, decoder_of, is_byte_token
 from .tokenizer_process import COMMAND, ENCODED, IDS, PLAIN, WITH_SPECIAL, Contents, tokenizer_at
 
 logger = logging.getLogger(__name__)
 
 _LOOK_BYTES = 16 << 20
-_GGUF_BYTE_LEVEL = b"tokenizer.ggml.model" + struct.pack("<IQ", 8, 4) + b"gpt2"  # a string of 4 bytes
+# As the metadata has them: a string has type 8, and its length before it. Others are made by sentencepiece.
+_GGUF_KINDS = [b"tokenizer.ggml.model" + struct.pack("<IQ", 8, len(kind)) + kind for kind in (b"gpt2", b"gemma4")]
 _LONGEST_MAKE_S = 60.0
 _LONGEST_S, _LEAST_CHARACTERS_PER_S = 10.0, 50_000.0
 
 
 def can_be_lent(path: Path) -> bool:
-    """Whether the tokenizer of a folder or a GGUF file works byte by byte, as far as a quick look tells."""
-    file, mark = (path / "tokenizer.json", b'"ByteLevel"') if path.is_dir() else (path, _GGUF_BYTE_LEVEL)
-    return is_there(file) and mark in read_part(file, _LOOK_BYTES)
+    """Whether the tokenizers library makes the tokenizer of a folder or a GGUF file, as far as a quick look tells."""
+    return path.is_dir() or any(kind in read_part(path, _LOOK_BYTES) for kind in _GGUF_KINDS)
 
 
 class LentTokenizer(Tokenizer):
-    """The tokenizer of a folder or a GGUF file. It must work byte by byte: then decoding needs only the tokens."""
+    """The tokenizer of a folder or a GGUF file, of which only the tokens and the library's decoder are here."""
 
     is_lent = True
 
@@ -58,7 +58,7 @@ class LentTokenizer(Tokenizer):
             raise
         self._path = path
         self._lock = threading.Lock()
-        self._lent = _LentBackend(process, tokens, frozenset(contents.special), self._settled)
+        self._lent = _LentBackend(process, contents, tokens, self._settled)
         super().__init__(self._lent, contents.special_tokens_map, contents.chat_template, contents.class_name)
 
     def settle(self) -> None:
@@ -81,23 +81,18 @@ class LentTokenizer(Tokenizer):
 
 
 class _LentBackend:
-    """A TokenizerBackend of which only the tokens are here. The process encodes texts; once it is gone, what is
-    `settled` here does.
-    """
+    """A TokenizerBackend for which the process encodes texts; once it is gone, what is `settled` here does."""
 
     def __init__(
-        self,
-        process: _Process,
-        tokens: Sequence[str],
-        special: frozenset[int],
-        settled: Callable[[], TokenizerBackend],
+        self, process: _Process, contents: Contents, tokens: Sequence[str], settled: Callable[[], TokenizerBackend]
     ) -> None:
-        self._process, self._tokens, self._special, self._settled = process, tokens, special, settled
+        self._process, self._tokens, self._settled = process, tokens, settled
+        self._special, self._decoder = frozenset(contents.special), decoder_of(contents.decoder)
         self._ids = dict[str, int]()
         for token_id, token in enumerate(tokens):  # a loop, in which other threads may run
             self._ids[token] = token_id
         self.vocab_size = len(tokens)
-        self.token_bytes: Callable[[int], bytes] | None = self._token_bytes
+        self.token_bytes: Callable[[int], bytes] | None = self._token_bytes if contents.is_byte_level else None
         weakref.finalize(self, process.close)
 
     def close(self) -> None:
@@ -117,8 +112,8 @@ class _LentBackend:
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         """See TokenizerBackend."""
         hidden = self._special if skip_special_tokens else frozenset()
-        shown = [i for i in ids if 0 <= i < self.vocab_size and i not in hidden]
-        return b"".join(map(self._token_bytes, shown)).decode(errors="replace")
+        shown = [self._tokens[i] for i in ids if 0 <= i < self.vocab_size and i not in hidden]
+        return " ".join(shown) if self._decoder is None else str(self._decoder.decode(shown))
 
     def id_to_token(self, token_id: int) -> str | None:
         """See TokenizerBackend."""
@@ -134,7 +129,7 @@ class _LentBackend:
 
     def is_byte(self, token_id: int) -> bool:
         """See TokenizerBackend."""
-        return False
+        return is_byte_token(self.id_to_token(token_id))
 
     def _token_bytes(self, token_id: int) -> bytes:
         return byte_level_bytes(self.id_to_token(token_id) or "")
@@ -178,7 +173,7 @@ class _Process:
         except (OSError, EOFError) as error:
             raise ModelError("the process that makes a tokenizer has ended") from error
         if not tokens:
-            raise ModelError("the tokenizer does not work byte by byte")
+            raise ModelError("the tokenizers library does not make this tokenizer")
         return contents, tokens
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:

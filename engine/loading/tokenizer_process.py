@@ -21,6 +21,7 @@ from ..machine.priority import lower_thread_priority
 from ..sandboxing.process import receive_message
 from ..sandboxing.sandbox import send_message
 from ..text.tokenizer import ChatTemplate, SpecialTokens, Tokenizer
+from ..text.tokenizer_backends import TokenizersBackend
 
 COMMAND = "import sys; sys.path[:] = sys.argv[4:]; from tidewheel.engine.loading.tokenizer_process import main; main()"
 IDS = "I"  # the type of the token ids in an answer: at least 32 bits
@@ -30,9 +31,14 @@ _AT_ONCE = 8192  # tokens in a message: each is decoded in a millisecond or two
 
 
 class Contents(msgspec.Struct, frozen=True):
-    """What a tokenizer has but its tokens, whose texts follow in messages; `num_tokens` 0: it cannot be lent."""
+    """What a tokenizer has but its tokens, whose texts follow in messages; `num_tokens` 0: it cannot be lent.
+
+    `decoder` is as in TokenizersBackend.
+    """
 
     num_tokens: int
+    decoder: str = "null"
+    is_byte_level: bool = False
     special: list[int] = []
     special_tokens_map: SpecialTokens = {}
     chat_template: ChatTemplate | None = None
@@ -74,13 +80,15 @@ def tokenizer_at(path: Path) -> Tokenizer:
 
 
 def _tell(connection: socket.socket, tokenizer: Tokenizer) -> None:
-    size = tokenizer.vocab_size
+    size, backend = tokenizer.vocab_size, tokenizer.backend
     tokens = [tokenizer.id_to_token(token_id) for token_id in range(size)]
-    if not tokenizer.is_byte_level or tokenizer.chat is not None or None in tokens or len({*tokens}) < size:
+    if not isinstance(backend, TokenizersBackend) or None in tokens or len({*tokens}) < size:
         send_message(connection, msgspec.msgpack.encode(Contents(0)))
         return
     contents = Contents(
         size,
+        backend.decoder,
+        backend.token_bytes is not None,
         [token_id for token_id in range(size) if tokenizer.is_special(token_id)],
         tokenizer.special_tokens_map,
         tokenizer.chat_template,

@@ -99,11 +99,6 @@ class Tokenizer:
         """The id of `eos_token`."""
         return None if self.eos_token is None else self.backend.token_to_id(self.eos_token)
 
-    @property
-    def is_byte_level(self) -> bool:
-        """Whether its tokens are byte strings, independent of their neighbours."""
-        return self.backend.token_bytes is not None
-
     def settle(self) -> None:
         """Make it in this process, if it is lent."""
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
 import tokenizers
 
 from ..errors import ModelError
@@ -88,6 +89,12 @@ class TokenizersBackend:
         is_byte_level = isinstance(tokenizer.decoder, tokenizers.decoders.ByteLevel)
         self.token_bytes: Callable[[int], bytes] | None = self._token_bytes if is_byte_level else None
 
+    @property
+    def decoder(self) -> str:
+        """What makes a text of tokens, as JSON: see `decoder_of`."""
+        decoder = self._tokenizer.decoder
+        return "null" if decoder is None else bytes(decoder.__getstate__()).decode()
+
     @classmethod
     def load(cls, path: Path) -> TokenizersBackend:
         """Read a `tokenizer.json`. Raises ModelError if it is not one."""
@@ -133,11 +140,19 @@ class TokenizersBackend:
 
     def is_byte(self, token_id: int) -> bool:
         """See TokenizerBackend."""
-        token = self.id_to_token(token_id)
-        return token is not None and _BYTE_TOKEN.fullmatch(token) is not None
+        return is_byte_token(self.id_to_token(token_id))
 
     def _token_bytes(self, token_id: int) -> bytes:
         return byte_level_bytes(self.id_to_token(token_id) or "")
+
+
+def decoder_of(state: str) -> tokenizers.decoders.Decoder | None:
+    """The library's decoder, without the rest of its tokenizer, of what TokenizersBackend says."""
+    empty = tokenizers.Tokenizer(tokenizers.models.BPE())
+    fields = msgspec.json.decode(empty.to_str()) | {"decoder": msgspec.json.decode(state)}
+    decoder: tokenizers.decoders.Decoder | None
+    decoder = tokenizers.Tokenizer.from_str(msgspec.json.encode(fields).decode()).decoder
+    return decoder
 
 
 class SentencePieceBackend:
@@ -280,8 +295,7 @@ class TransformersBackend:
 
     def is_byte(self, token_id: int) -> bool:
         """See TokenizerBackend."""
-        token = self.id_to_token(token_id)
-        return token is not None and _BYTE_TOKEN.fullmatch(token) is not None
+        return is_byte_token(self.id_to_token(token_id))
 
 
 def load_with_transformers(folder: Path) -> TokenizerBackend:
@@ -301,6 +315,11 @@ def load_with_transformers(folder: Path) -> TokenizerBackend:
         raise ModelError(f"transformers cannot make a tokenizer of the files in {folder}: {one_line(error)}") from error
     inner = getattr(tokenizer, "backend_tokenizer", None)
     return TransformersBackend(tokenizer) if inner is None else TokenizersBackend(inner)
+
+
+def is_byte_token(token: str | None) -> bool:
+    """Whether a token is one byte, as in vocabularies that have a token for each."""
+    return token is not None and _BYTE_TOKEN.fullmatch(token) is not None
 
 
 def byte_level_bytes(token: str) -> bytes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,13 +21,16 @@ from tidewheel.engine.weights.gguf.source import GgufSource
 TEXTS = [*TEXT[:5], "", "<|im_start|>user\n<s>", "plainly added\x00é▁odd", "\ufffd", "long " * 2000]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("lent")
-    save("byte-level", folder)
+def save_folder(kind: str, folder: Path) -> Path:
+    save(kind, folder)
     config = {"bos_token": "<s>", "chat_template": "{{ messages }}", "tokenizer_class": "TinyTokenizer"}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     return folder
+
+
+@pytest.fixture(scope="module", params=["byte-level", "byte-fallback", "metaspace"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_folder(request.param, tmp_path_factory.mktemp("lent"))
 
 
 @pytest.fixture(scope="module")
@@ -88,16 +90,16 @@ def test_what_it_cannot_encode_is_an_error_and_no_more(lent: LentTokenizer, own:
     assert lent.encode(TEXT[0]) == own.encode(TEXT[0])
 
 
-def test_without_its_process_it_is_made_here(
-    folder: Path, own: Tokenizer, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    moved = shutil.copytree(folder, tmp_path / "moved")
-    lent, process = lend(moved)
+def test_without_its_process_it_is_made_here(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = save_folder("byte-level", tmp_path)
+    own = Tokenizer.load(folder)
+    lent, process = lend(folder)
     process.kill()
-    save("metaspace", moved)
+    kept = (folder / "tokenizer.json").rename(folder / "kept")
+    save("metaspace", folder)
     with pytest.raises(ModelError, match="another tokenizer than when it was loaded"):
         lent.encode(TEXT[0])
-    shutil.copy(folder / "tokenizer.json", moved)
+    kept.rename(folder / "tokenizer.json")
     for text in TEXTS:
         assert lent.encode(text) == own.encode(text)
     assert not lent.is_lent
@@ -115,10 +117,9 @@ def test_that_of_a_gguf_file_is_lent_too(tmp_path: Path) -> None:
     lent.settle()
 
 
-def test_only_what_works_byte_by_byte_is_lent(tmp_path: Path, folder: Path) -> None:
-    assert can_be_lent(folder)
-    save("byte-fallback", tmp_path)
-    assert not can_be_lent(tmp_path)
-    assert not can_be_lent(tmp_path / "tokenizer.json")
-    with pytest.raises(ModelError, match="does not work byte by byte"):
-        LentTokenizer(tmp_path)
+def test_what_the_library_does_not_make_is_not_lent(tmp_path: Path) -> None:
+    path = tiny_gguf.write(tmp_path / "model.gguf")
+    path.write_bytes(path.read_bytes().replace(b"gpt2", b"bert"))
+    assert not can_be_lent(path)
+    with pytest.raises(ModelError, match="the process that makes a tokenizer has ended"):
+        LentTokenizer(tmp_path / "nothing")
