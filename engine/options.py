@@ -83,9 +83,10 @@ class EngineOptions(Options):
     quantization: Method | CheckpointMethod | None = option(
         None,
         "store weights in fewer bits; they are quantized while they are loaded. gptq, awq, compressed-tensors, fp8, "
-        "bitsandbytes, mxfp4 and gguf name a checkpoint's own method, which is also detected without this option",
+        "bitsandbytes, mxfp4 and gguf name a checkpoint's own method, which is also detected without this option; fp8 "
+        "quantizes other checkpoints, on accelerators",
         parse=lambda text: QUANTIZATION_ALIASES.get(text, text),
-        choices=(*get_args(Method), *get_args(CheckpointMethod)),
+        choices=tuple(dict.fromkeys((*get_args(Method), *get_args(CheckpointMethod)))),
     )
     quantization_group_size: int | None = option(
         None,

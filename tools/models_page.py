@@ -27,7 +27,6 @@ from tidewheel.engine.weights.dtypes import KvCacheDType
 from tidewheel.engine.weights.gguf.architectures import ARCHITECTURES as GGUF_ARCHITECTURES
 from tidewheel.engine.weights.gguf.architectures import variants_of
 from tidewheel.engine.weights.gguf.tokenizer import supported_pre
-from tidewheel.engine.weights.quantization import Method
 from tidewheel.engine.weights.quantized import readers
 
 ROOT = Path(__file__).parents[1]
@@ -111,16 +110,16 @@ def devices(configs: Mapping[str, Mapping[str, Any]]) -> str:
     rows = []
     for name in SERVING_DEVICES:
         device = get_device(name)
-        kept = (
-            "[in the file's bits](#quantized-weights-in-memory)"
-            if device.capabilities.quantizes
-            else "dequantized to `--dtype`"
-        )
-        quantization = _code(get_args(Method)) if device.capabilities.quantizes else "no effect"
+        kept = "dequantized to `--dtype`"
+        if device.capabilities.quantizes:
+            kept = f"[in the file's {'bits' if name == 'cpu' else 'numbers'}]({_KEPT_BY.get(name, _KEPT)})"
+        quantization = _code(device.capabilities.quantizes) if device.capabilities.quantizes else "no effect"
         cached = [dtype for dtype in get_args(KvCacheDType) if _caches(device, spec, dtype)]
         rows.append((f"`{name}`", kept, quantization, _code(cached)))
     return _table(("device", "quantized files", "`--quantization`", "`--kv-cache-dtype`"), rows)
 
+
+_KEPT, _KEPT_BY = "#quantized-weights-on-accelerators", {"cpu": "#quantized-weights-in-memory"}
 
 TABLES: dict[str, Callable[[Mapping[str, Mapping[str, Any]]], str]] = {
     "families": families,

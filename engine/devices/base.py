@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ..cancellation import Cancellation
 from ..models.spec import DecoderSpec, StageSpec, TowerSpec
 from ..weights.dtypes import DType, KvCacheDType
-from ..weights.quantization import Quantization
+from ..weights.quantization import Method, Quantization
 from ..weights.tensor import WeightSource
 from .cache_split import GroupBytes
 from .executor import DraftExecutor, Executor
@@ -23,16 +23,16 @@ class Capabilities:
     """What a device can do in addition to running a decoder.
 
     `own_memory`: weights and cache do not lie in the machine's memory. The device itself makes sure that they fit. If
-    `kv_cache_bytes` is None, it sizes the cache when the weights are loaded. `quantizes`: it stores weights as
-    ExecutorOptions.quantization says. `lora`: its executors have adapters. `draft_models`: it runs a draft model beside
-    another one. `draft_heads`: its executors draft with a spec's `mtp` or `eagle3` layer. `stages`: a process can have
-    some layers of a model. `kv_offload`: KV blocks can be kept elsewhere, for models that have only full attention.
-    `ceilings`: its executors measure the most that the device can do. `media`: its executors take rows of media in
-    place of tokens, and it loads towers.
+    `kv_cache_bytes` is None, it sizes the cache when the weights are loaded. `quantizes`: the methods of
+    ExecutorOptions.quantization by which it stores weights. `lora`: its executors have adapters. `draft_models`: it
+    runs a draft model beside another one. `draft_heads`: its executors draft with a spec's `mtp` or `eagle3` layer.
+    `stages`: a process can have some layers of a model. `kv_offload`: KV blocks can be kept elsewhere, for models that
+    have only full attention. `ceilings`: its executors measure the most that the device can do. `media`: its executors
+    take rows of media in place of tokens, and it loads towers.
     """
 
     own_memory: bool = False
-    quantizes: bool = False
+    quantizes: tuple[Method, ...] = ()
     lora: bool = False
     draft_models: bool = False
     draft_heads: bool = False

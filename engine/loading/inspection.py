@@ -270,9 +270,7 @@ class _Look:
         """As the options say, and as --dtype and --quantization could say otherwise."""
         yield WeightMemory(chosen.kept_as, chosen.weight_bytes, True, _divergence(chosen))
         seen = {chosen.kept_as}
-        methods: tuple[Method | None, ...] = (
-            (None, *get_args(Method)) if chosen.device.capabilities.quantizes else (None,)
-        )
+        methods: tuple[Method | None, ...] = (None, *chosen.device.capabilities.quantizes)
         for method in methods:
             options = replace(
                 self._options,

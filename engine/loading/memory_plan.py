@@ -7,7 +7,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, get_args
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..devices.cache_split import BLOCK_TOKENS, CacheSplit, GroupBytes, StateSplit, keeps_kv, max_states
 from ..errors import DeviceError, ModelError
@@ -100,10 +100,10 @@ def plan_memory(
 def _quantized_bytes(options: EngineOptions, model: OpenedModel) -> dict[Method, int]:
     """What the weights would take with each --quantization that the device has; without those that take no less."""
     sizes: dict[Method, int] = {}
-    for method in get_args(Method) if model.device.capabilities.quantizes else ():
-        fewer = {"quantization": method, "quantization_group_size": None, "quantization_zero_points": False}
+    for method in model.device.capabilities.quantizes:
+        fewer = replace(options, quantization=method, quantization_group_size=None, quantization_zero_points=False)
         try:
-            num_bytes = open_model(replace(options, **fewer), model.source).weight_bytes
+            num_bytes = open_model(fewer, model.source).weight_bytes
         except (ModelError, DeviceError):  # a checkpoint that is quantized in another way
             continue
         if num_bytes < model.weight_bytes:

@@ -319,7 +319,13 @@ def open_model(options: EngineOptions, source: ModelSource | None = None) -> Ope
     contents = source.contents if isinstance(source, StoredSource) else None
     method = method_to_load_with(options.quantization, config, contents)
     quantization = parse_quantization(method, options.quantization_group_size, options.quantization_zero_points)
-    if quantization is not None and not device.capabilities.quantizes:
+    able = device.capabilities.quantizes
+    if quantization is not None and able and quantization.method not in able:
+        raise DeviceError(
+            f"the {device.name} device does not quantize to {quantization.method}: take --quantization with one of "
+            f"{', '.join(able)}, or leave it out"
+        )
+    if quantization is not None and not able:
         logger.warning(
             "--quantization %s has no effect on the %s device: weights are kept, and take memory, as %s",
             quantization,

@@ -205,7 +205,7 @@ def _quantized(
 
 def _floats(rows: NDArray[np.uint8], tensor: GgufTensor, inputs: int) -> DenseTensor:
     """Rows of a tensor as floats of a type that the quantizer takes."""
-    if tensor.kind.dequantize is not None:
+    if tensor.kind.parts is not None:
         return DenseTensor(dequantize(rows, tensor.kind).reshape(-1, inputs), "float32")
     dtype = FLOATS[tensor.kind.name]
     return DenseTensor(np.ascontiguousarray(rows).view(STORAGE[dtype].newbyteorder("<")), dtype)

@@ -27,36 +27,65 @@ _NONLINEAR = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 
 _TWICE_E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)
 
 
+class BlockParts(NamedTuple):
+    """The numbers in blocks. A weight is `factor * scale * code - minimum_factor * minimum`, in float32.
+
+    `codes [blocks, elements]` are integers, or indices of the `table [16] float32`, whose number takes the code's
+    place. `scales` and `minima` are `[blocks, groups]`, for equal parts of a block, and their factors `[blocks, 1]`. A
+    factor that is None is 1, and minima that are None are 0.
+    """
+
+    codes: NDArray[np.integer]
+    scales: NDArray[np.generic]
+    factors: NDArray[np.float16] | None = None
+    minima: NDArray[np.generic] | None = None
+    minimum_factors: NDArray[np.float16] | None = None
+    table: _Floats | None = None
+
+    def dequantize(self) -> _Floats:
+        """The weights, `[blocks, elements]`."""
+        codes = self.codes.astype(np.float32) if self.table is None else self.table[self.codes]
+        values = _product(self.scales, self.factors)[..., np.newaxis] * codes.reshape(*self.scales.shape, -1)
+        if self.minima is not None:
+            values -= _product(self.minima, self.minimum_factors)[..., np.newaxis]
+        return values.reshape(self.codes.shape)
+
+
 class BlockType(NamedTuple):
     """A tensor type: a block of `elements` elements takes `bytes` bytes.
 
-    `dequantize` makes `[blocks, elements] float32` of `[blocks, bytes] uint8`. It is None for plain floats. `halves`
-    says at which bytes of a block its float16 numbers begin, `exponent` that its first byte is a power of two (e8m0).
+    `parts` takes `[blocks, bytes] uint8` apart. It is None for plain floats. `halves` says at which bytes of a block
+    its float16 numbers begin, `exponent` that its first byte is a power of two (e8m0).
     """
 
     name: str
     elements: int
     bytes: int
-    dequantize: Callable[[_Bytes], _Floats] | None = None
+    parts: Callable[[_Bytes], BlockParts] | None = None
     halves: tuple[int, ...] = ()
     exponent: bool = False
 
 
 def dequantize(data: _Bytes, kind: BlockType) -> _Floats:
     """The elements of whole blocks, one after the other, in a new array. Raises ValueError for plain floats."""
-    if kind.dequantize is None:
+    if kind.parts is None:
         raise ValueError(f"{kind.name} has no blocks")
     blocks = data.reshape(-1, kind.bytes)
     values = np.empty((len(blocks), kind.elements), np.float32)
     step = max(_PIECE_ELEMENTS // kind.elements, 1)
     with np.errstate(all="ignore"):  # scales that are not finite are found in the result
         for start in range(0, len(blocks), step):
-            values[start : start + step] = kind.dequantize(blocks[start : start + step])
+            values[start : start + step] = kind.parts(blocks[start : start + step]).dequantize()
     return values.reshape(-1)
 
 
-def _half(blocks: _Bytes, at: int) -> _Floats:
-    return np.ascontiguousarray(blocks[:, at : at + 2]).view("<f2").astype(np.float32)
+def _product(numbers: NDArray[np.generic], factors: NDArray[np.float16] | None) -> _Floats:
+    floats = numbers.astype(np.float32)
+    return floats if factors is None else factors.astype(np.float32) * floats
+
+
+def _half(blocks: _Bytes, at: int) -> NDArray[np.float16]:
+    return np.ascontiguousarray(blocks[:, at : at + 2]).view("<f2").astype(np.float16)
 
 
 def _fields(data: _Bytes, groups: int, bits: int) -> _Bytes:
@@ -70,84 +99,76 @@ def _bits(data: _Bytes) -> _Bytes:
     return np.unpackbits(data, axis=1, bitorder="little")
 
 
-def _grouped(scales: _Floats, codes: NDArray[np.generic], minima: _Floats | None = None) -> _Floats:
-    """`scale * code - minimum`, with a scale for each group of a block's codes."""
-    count = len(codes)
-    values = scales[..., np.newaxis] * codes.astype(np.float32).reshape(count, scales.shape[1], -1)
-    if minima is not None:
-        values -= minima[..., np.newaxis]
-    return values.reshape(count, -1)
+def _less(codes: NDArray[np.integer], middle: int) -> NDArray[np.int8]:
+    return codes.astype(np.int8) - np.int8(middle)
 
 
-def _q4_0(b: _Bytes) -> _Floats:
-    return _half(b, 0) * (_fields(b[:, 2:], 1, 4).astype(np.float32) - 8)
+def _q4_0(b: _Bytes) -> BlockParts:
+    return BlockParts(_less(_fields(b[:, 2:], 1, 4), 8), _half(b, 0))
 
 
-def _q4_1(b: _Bytes) -> _Floats:
-    return _half(b, 0) * _fields(b[:, 4:], 1, 4) + _half(b, 2)
+def _q4_1(b: _Bytes) -> BlockParts:
+    return BlockParts(_fields(b[:, 4:], 1, 4), _half(b, 0), minima=-_half(b, 2))
 
 
-def _q5_0(b: _Bytes) -> _Floats:
-    codes = _fields(b[:, 6:], 1, 4) | _bits(b[:, 2:6]) << 4
-    return _half(b, 0) * (codes.astype(np.float32) - 16)
+def _q5_0(b: _Bytes) -> BlockParts:
+    return BlockParts(_less(_fields(b[:, 6:], 1, 4) | _bits(b[:, 2:6]) << 4, 16), _half(b, 0))
 
 
-def _q5_1(b: _Bytes) -> _Floats:
-    return _half(b, 0) * (_fields(b[:, 8:], 1, 4) | _bits(b[:, 4:8]) << 4) + _half(b, 2)
+def _q5_1(b: _Bytes) -> BlockParts:
+    return BlockParts(_fields(b[:, 8:], 1, 4) | _bits(b[:, 4:8]) << 4, _half(b, 0), minima=-_half(b, 2))
 
 
-def _q8_0(b: _Bytes) -> _Floats:
-    return _half(b, 0) * b[:, 2:].view(np.int8)
+def _q8_0(b: _Bytes) -> BlockParts:
+    return BlockParts(b[:, 2:].view(np.int8), _half(b, 0))
 
 
-def _q2_k(b: _Bytes) -> _Floats:
-    scales, minima = _half(b, 80) * (b[:, :16] & 15), _half(b, 82) * (b[:, :16] >> 4)
-    return _grouped(scales, _fields(b[:, 16:80], 2, 2), minima)
+def _q2_k(b: _Bytes) -> BlockParts:
+    codes = _fields(b[:, 16:80], 2, 2)
+    return BlockParts(codes, b[:, :16] & 15, _half(b, 80), b[:, :16] >> 4, _half(b, 82))
 
 
-def _q3_k(b: _Bytes) -> _Floats:
+def _q3_k(b: _Bytes) -> BlockParts:
     scales = _fields(b[:, 96:104], 1, 4) | _fields(b[:, 104:108], 1, 2) << 4
     codes = _fields(b[:, 32:96], 2, 2) | _fields(b[:, :32], 1, 1) << 2
-    return _grouped(_half(b, 108) * (scales.astype(np.float32) - 32), codes.astype(np.float32) - 4)
+    return BlockParts(_less(codes, 4), _less(scales, 32), _half(b, 108))
 
 
-def _scales_and_minima(b: _Bytes) -> tuple[_Floats, _Floats]:
+def _with_minima(b: _Bytes, codes: NDArray[np.integer]) -> BlockParts:
     """Of Q4_K and Q5_K: 8 scales and 8 minima of 6 bits in 12 bytes. The last 4 bytes hold the rest of 8 numbers."""
     first, second, rest = b[:, 4:8], b[:, 8:12], b[:, 12:16]
     scales = np.concatenate([first & 63, rest & 15 | first >> 6 << 4], axis=1)
     minima = np.concatenate([second & 63, rest >> 4 | second >> 6 << 4], axis=1)
-    return _half(b, 0) * scales, _half(b, 2) * minima
+    return BlockParts(codes, scales, _half(b, 0), minima, _half(b, 2))
 
 
-def _q4_k(b: _Bytes) -> _Floats:
-    scales, minima = _scales_and_minima(b)
-    return _grouped(scales, _fields(b[:, 16:], 4, 4), minima)
+def _q4_k(b: _Bytes) -> BlockParts:
+    return _with_minima(b, _fields(b[:, 16:], 4, 4))
 
 
-def _q5_k(b: _Bytes) -> _Floats:
-    scales, minima = _scales_and_minima(b)
-    return _grouped(scales, _fields(b[:, 48:], 4, 4) | _fields(b[:, 16:48], 1, 1) << 4, minima)
+def _q5_k(b: _Bytes) -> BlockParts:
+    return _with_minima(b, _fields(b[:, 48:], 4, 4) | _fields(b[:, 16:48], 1, 1) << 4)
 
 
-def _q6_k(b: _Bytes) -> _Floats:
+def _q6_k(b: _Bytes) -> BlockParts:
     codes = _fields(b[:, :128], 2, 4) | _fields(b[:, 128:192], 2, 2) << 4
-    return _grouped(_half(b, 208) * b[:, 192:208].view(np.int8), codes.astype(np.float32) - 32)
+    return BlockParts(_less(codes, 32), b[:, 192:208].view(np.int8), _half(b, 208))
 
 
-def _iq4_nl(b: _Bytes) -> _Floats:
-    return _half(b, 0) * _NONLINEAR[_fields(b[:, 2:], 1, 4)]
+def _iq4_nl(b: _Bytes) -> BlockParts:
+    return BlockParts(_fields(b[:, 2:], 1, 4), _half(b, 0), table=_NONLINEAR)
 
 
-def _iq4_xs(b: _Bytes) -> _Floats:
+def _iq4_xs(b: _Bytes) -> BlockParts:
     # Two bits for each of 8 scales in 2 bytes, and four bits in 4: each byte's first scale lies in its lowest bits.
     high = (b[:, 2:4, np.newaxis] >> np.arange(0, 8, 2, dtype=np.uint8) & 3).reshape(-1, 8)
     low = (b[:, 4:8, np.newaxis] >> np.array([0, 4], np.uint8) & 15).reshape(-1, 8)
-    scales = _half(b, 0) * ((low | high << 4).astype(np.float32) - 32)
-    return _grouped(scales, _NONLINEAR[_fields(b[:, 8:], 8, 4)])
+    return BlockParts(_fields(b[:, 8:], 8, 4), _less(low | high << 4, 32), _half(b, 0), table=_NONLINEAR)
 
 
-def _mxfp4(b: _Bytes) -> _Floats:
-    return np.ldexp(np.float32(1), b[:, :1].astype(np.int32) - 128) * _TWICE_E2M1[_fields(b[:, 1:], 1, 4)]
+def _mxfp4(b: _Bytes) -> BlockParts:
+    scales = np.ldexp(np.float32(1), b[:, :1].astype(np.int32) - 128)
+    return BlockParts(_fields(b[:, 1:], 1, 4), scales, table=_TWICE_E2M1)
 
 
 BLOCK_TYPES: dict[int, BlockType] = {

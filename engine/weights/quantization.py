@@ -24,9 +24,12 @@ from .dtypes import STORAGE, DType
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
-Method = Literal["int8", "int8-channel", "int4", "int4-fast", "q4_k_m", "q5_k_m", "q6_k", "q8_0"]
+Method = Literal["int8", "int8-channel", "int4", "int4-fast", "q4_k_m", "q5_k_m", "q6_k", "q8_0", "fp8"]
 Packed = Literal["int8", "int8-channel", "int4"]  # what packing itself quantizes to
 SmallFloat = Literal["e4m3", "nvfp4", "table4"]
+
+ACCELERATOR_METHODS: tuple[Method, ...] = get_args(Method)
+CPU_METHODS = tuple(method for method in ACCELERATOR_METHODS if method != "fp8")
 
 GROUP_SIZES = (32, 64, 128)
 _INT8_GROUP = 32
@@ -46,7 +49,8 @@ class Quantization(Struct, frozen=True):
     `int8-channel` has one scale for each output, and one for each token of the activations. The MLP's last matrix,
     whose inputs have outliers, and embedding and head are as in int8. `int4-fast` has a scale for every `group_size`
     inputs, and with `zero_points` a zero point too. Its embedding and head are int8; activations are quantized as for
-    int8. All others have blocks of GGUF's types, which `block_mix` chooses.
+    int8. `fp8` has e4m3 floats with one scale for each output; its embedding and head are int8. All others have blocks
+    of GGUF's types, which `block_mix` chooses. Accelerators quantize no activations.
     """
 
     method: Method
@@ -193,13 +197,15 @@ def format_of(
     if stays_in_floats(name):
         return TensorFormat(dtype)
     method = quantization.method
-    if method != "int8" and method != "int8-channel" and method != "int4-fast":
+    if method != "int8" and method != "int8-channel" and method != "int4-fast" and method != "fp8":
         kind = block_kind(method, name, shape[1], num_layers, tied=tied)
         return TensorFormat(dtype) if kind is None else TensorFormat(kind)
     # The activation function's results have outliers: one scale a row is too coarse for them.
     outliers = method == "int8-channel" and name.endswith(".down.weight")
     if name in _EMBEDDINGS or outliers:
         return TensorFormat("int8")
+    if method == "fp8":
+        return TensorFormat("e4m3", shape[1])
     if method == "int4-fast":
         return TensorFormat("int4", quantization.group_size, quantization.zero_points)
     return TensorFormat(method)

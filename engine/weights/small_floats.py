@@ -26,8 +26,8 @@ E4M3 = _e4m3_values()
 NVFP4_GROUP = 16  # inputs
 MXFP4_GROUP = 32
 _E8M0 = np.array([*(2.0 ** (code - 127) for code in range(255)), np.nan], np.float32)
-_E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
-_E2M1_SIGNED = np.concatenate([_E2M1, -_E2M1])
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+"""What each of the 16 codes of e2m1 means."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +129,6 @@ class SmallFloatTensor:
         if self.kind == "e4m3":
             return np.asarray(E4M3[self.codes], np.float32)
         if self.kind in ("nvfp4", "mxfp4"):
-            return np.asarray(_E2M1_SIGNED[unpack(self.codes, 4, inputs)], np.float32)
+            return np.asarray(E2M1[unpack(self.codes, 4, inputs)], np.float32)
         halves = np.stack([self.codes >> 4, self.codes & 15], axis=-1).reshape(self.shape[0], -1)[:, :inputs]
         return np.array(self.table, np.float32)[halves]

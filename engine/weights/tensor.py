@@ -115,7 +115,7 @@ class BlockTensor:
     origin: str | None = None
 
     def __post_init__(self) -> None:
-        if self.kind.dequantize is None or self.data.ndim != 2 or self.data.shape[1] % self.kind.bytes:
+        if self.kind.parts is None or self.data.ndim != 2 or self.data.shape[1] % self.kind.bytes:
             raise ValueError(f"data of shape {self.data.shape} is not rows of {self.kind.name} blocks")
         if self.row_order is not None and self.row_order.shape != self.data.shape[:1]:
             raise ValueError(f"row_order must name each of {self.data.shape[0]} rows")

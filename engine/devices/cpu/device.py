@@ -19,7 +19,7 @@ from ...models.spec import DecoderSpec, StageSpec, TowerSpec
 from ...start_log import start_logger
 from ...weights.dtypes import DType, KvCacheDType
 from ...weights.packed_cache import BackgroundWrite, PackedCache
-from ...weights.quantization import Quantization
+from ...weights.quantization import CPU_METHODS, Quantization
 from ...weights.tensor import WeightSource
 from ..base import Capabilities, Device
 from ..cache_split import GroupBytes
@@ -148,7 +148,7 @@ class CpuDevice(Device):
     name = "cpu"
     isa: str
     capabilities = Capabilities(
-        quantizes=True, lora=True, draft_models=True, draft_heads=True, stages=True, kv_offload=True, media=True
+        quantizes=CPU_METHODS, lora=True, draft_models=True, draft_heads=True, stages=True, kv_offload=True, media=True
     )
 
     def __init__(

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from ...models.spec import DecoderSpec, LayerSpec
-from ...weights.tensor import WeightTensor
+from ...weights.tensor import DenseTensor
+from ..grouped_weights import GroupedMatrix
 from .attention import Attend, PlanAttention
 from .mixers import KINDS, Parts, ResidualBlock, Tokens
 from .operations import Operations
@@ -31,7 +32,7 @@ class GraphDecoder:
     def __init__(
         self,
         spec: DecoderSpec,
-        weights: Iterable[tuple[str, WeightTensor]],
+        weights: Iterable[tuple[str, DenseTensor | GroupedMatrix]],
         *,
         dtype: torch.dtype,
         cache_dtype: torch.dtype,
@@ -59,7 +60,7 @@ class GraphDecoder:
         self._block_size, self._num_blocks = block_size, [0] * len(self.windows)
         self._inv_freq = [torch.tensor(rope.inv_freq, device=device) for rope in ropes]
         self._factors = [rope.attention_factor for rope in ropes]
-        self._embedding = loaded["embed.weight"]
+        self._embedding = loaded.table("embed.weight")
         self._positions = loaded["embed.positions"] if embedding.num_positions else None
         self._embedding_norm = loaded.norm("embed.norm", embedding.norm)
         projected = embedding.size != spec.hidden_size
@@ -129,7 +130,7 @@ class GraphDecoder:
 
     def _embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         embedding = self._spec.embedding
-        x = self._embedding[token_ids].float() * embedding.scale
+        x = self._embedding(token_ids).float() * embedding.scale
         if self._project_in is not None:
             x = self._project_in(x).float()
         if self._positions is not None:

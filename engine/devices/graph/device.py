@@ -14,16 +14,16 @@ from ...errors import DeviceError
 from ...install_hint import install_command
 from ...models.spec import DecoderSpec
 from ...weights.dtypes import DType, KvCacheDType
-from ...weights.finite import read_finite
-from ...weights.quantization import Quantization
-from ...weights.tensor import WeightSource, WeightTensor
+from ...weights.quantization import ACCELERATOR_METHODS, Quantization
+from ...weights.tensor import DenseTensor, WeightSource
 from ..base import Capabilities, Device
 from ..bucketing import BucketPlan, StepSizes
 from ..cache_split import GroupBytes
 from ..executor import Executor
 from ..float_cache import float_cache_dtype, float_group_bytes
+from ..grouped_weights import GroupedMatrix, grouped_plan, read_grouped
 from ..limits import ExecutorLimits, ExecutorOptions
-from ..load_plan import LoadPlan, dense_plan
+from ..load_plan import LoadPlan
 from ..memory_options import MemoryOptions
 from ..parallel_options import ParallelOptions
 from .buckets import plan_buckets
@@ -75,7 +75,8 @@ class GraphDevice(Device):
         memory: MemoryOptions | None = None,
         parallel: ParallelOptions | None = None,
     ) -> None:
-        self.name, self.capabilities = kind.name, Capabilities(own_memory=kind.has_own_memory, ceilings=True)
+        self.name = kind.name
+        self.capabilities = Capabilities(own_memory=kind.has_own_memory, quantizes=ACCELERATOR_METHODS, ceilings=True)
         self._kind, self._options, self._memory = kind, options or GraphOptions(), memory or MemoryOptions()
         self._size = (parallel or ParallelOptions()).tensor_parallel_size
 
@@ -86,8 +87,8 @@ class GraphDevice(Device):
     def plan(
         self, spec: DecoderSpec, weights: WeightSource, dtype: DType, quantization: Quantization | None
     ) -> LoadPlan:
-        """All matrices in `dtype`. See Device."""
-        return dense_plan(spec, dtype)
+        """Quantized matrices as they are, all others in `dtype`. See Device."""
+        return grouped_plan(spec, weights, dtype, quantization, num_parts=self._size)
 
     def kv_group_bytes(self, spec: DecoderSpec, kv_cache_dtype: KvCacheDType) -> list[GroupBytes]:
         """See Device. Raises DeviceError for 8-bit types."""
@@ -104,11 +105,12 @@ class GraphDevice(Device):
 
         Raises DeviceError if a package is missing, the cache too small, or a type or a mixer not known.
         """
-        tensors = read_finite(weights, cancellation or Cancellation())
+        plan = self.plan(spec, weights, options.dtype, options.quantization)
+        tensors = read_grouped(weights, plan.formats, cancellation or Cancellation())
         return self._share(spec, tensors, options) if self._size > 1 else self.load_part(spec, tensors, options)
 
     def _share(
-        self, spec: DecoderSpec, tensors: Iterator[tuple[str, WeightTensor]], options: ExecutorOptions
+        self, spec: DecoderSpec, tensors: Iterator[tuple[str, DenseTensor | GroupedMatrix]], options: ExecutorOptions
     ) -> Executor:
         """Load a part of the model here and the others in processes of their own."""
         from .parallel import Leader, LeadingExecutor
@@ -132,7 +134,7 @@ class GraphDevice(Device):
     def load_part(
         self,
         spec: DecoderSpec,
-        tensors: Iterable[tuple[str, WeightTensor]],
+        tensors: Iterable[tuple[str, DenseTensor | GroupedMatrix]],
         options: ExecutorOptions,
         group: Group | None = None,
     ) -> Executor:

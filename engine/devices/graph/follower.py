@@ -8,8 +8,9 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 
-from ...weights.tensor import WeightTensor
+from ...weights.tensor import DenseTensor
 from ..executor import Executor, Pending
+from ..grouped_weights import GroupedMatrix
 from .device import GraphDevice
 from .parallel import Group
 from .shards import Shards
@@ -35,7 +36,7 @@ def _end_with_the_leader() -> None:
     os._exit(1)
 
 
-def _received(group: Group) -> Iterator[tuple[str, WeightTensor]]:
+def _received(group: Group) -> Iterator[tuple[str, DenseTensor | GroupedMatrix]]:
     while (weight := group.scatter()) is not None:
         yield weight
 

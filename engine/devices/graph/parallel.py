@@ -28,10 +28,11 @@ from torch import Tensor, distributed
 
 from ...errors import DeviceError
 from ...weights.dtypes import DType
-from ...weights.tensor import DenseTensor, WeightTensor
+from ...weights.tensor import DenseTensor
 from ..batch import StepBatch, StepOutput
 from ..bucket_stats import BucketStats
 from ..executor import Executor, OnWait, Pending
+from ..grouped_weights import GroupedMatrix
 from .adapter import Adapter, DeviceMemory
 from .ranks import variables_of
 
@@ -176,7 +177,9 @@ class Leader(Group):
             if (code := process.poll()) is not None:
                 raise DeviceError(f"the process of accelerator {rank} has ended with code {code}: see its messages")
 
-    def scattered(self, tensors: Iterator[tuple[str, list[DenseTensor]]]) -> Iterator[tuple[str, WeightTensor]]:
+    def scattered(
+        self, tensors: Iterator[tuple[str, list[DenseTensor | GroupedMatrix]]]
+    ) -> Iterator[tuple[str, DenseTensor | GroupedMatrix]]:
         """The first part of each weight; the others get theirs."""
         for name, parts in tensors:
             self.check()

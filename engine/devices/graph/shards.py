@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from ...errors import DeviceError
 from ...models.spec import AttentionSpec, DecoderSpec, MixerSpec, MlpSpec, ParallelSpec, ResidualBlockSpec
-from ...weights.tensor import DenseTensor, WeightTensor
+from ...weights.tensor import DenseTensor
+from ..grouped_weights import GroupedMatrix, tensor_shape
 
 _BY_OUTPUTS = ("q", "gate", "up")
 _BY_INPUTS = ("o", "down")
@@ -39,32 +40,28 @@ class Shards:
         }
         self.specs = [self._spec(rank) for rank in range(size)]
 
-    def cut(self, name: str, tensor: WeightTensor) -> list[DenseTensor]:
-        """Each part's share of a weight. A quantized one is dequantized."""
-        if not isinstance(tensor, DenseTensor):
-            tensor = DenseTensor(tensor.dequantize(), "float32", origin=tensor.origin)
+    def cut(self, name: str, tensor: DenseTensor | GroupedMatrix) -> list[DenseTensor | GroupedMatrix]:
+        """Each part's share of a weight. A plan for as many parts divides no group of a quantized one."""
         layer, _, rest = name.rpartition(".")
         layer, _, linear = layer.rpartition(".") if rest in ("weight", "bias") else (layer, "", rest)
-        data = tensor.data
+        rows = np.arange(tensor_shape(tensor)[0])
         if layer in self._each_norm:
             linear = {"q_norm": "q", "k_norm": "k"}.get(linear, linear)
         if linear in ("k", "v") and layer in self._kv_heads:
-            heads = data.reshape(self._kv_heads[layer], -1, *data.shape[1:])
+            heads = rows.reshape(self._kv_heads[layer], -1)
             copies = max(self._size // len(heads), 1)
             parts = np.split(np.repeat(heads, copies, axis=0), self._size)
-            return [self._part(tensor, part.reshape(-1, *data.shape[1:])) for part in parts]
+            return [_rows(tensor, part.reshape(-1)) for part in parts]
         if not layer.startswith("layers."):
             return [tensor] * self._size
         if linear in _BY_OUTPUTS or linear == "sinks":
-            return [self._part(tensor, part) for part in np.split(data, self._size)]
+            return [_rows(tensor, part) for part in np.split(rows, self._size)]
         if linear in _BY_INPUTS and rest == "weight":
-            return [self._part(tensor, part) for part in np.split(data, self._size, axis=1)]
-        if linear in _BY_INPUTS:  # a bias is added once
-            return [tensor, *[self._part(tensor, np.zeros_like(data))] * (self._size - 1)]
+            width = tensor_shape(tensor)[1] // self._size
+            return [_inputs(tensor, rank * width, (rank + 1) * width) for rank in range(self._size)]
+        if linear in _BY_INPUTS and isinstance(tensor, DenseTensor):  # a bias is added once
+            return [tensor, *[_with(tensor, np.zeros_like(tensor.data))] * (self._size - 1)]
         return [tensor] * self._size
-
-    def _part(self, tensor: DenseTensor, data: NDArray[np.generic]) -> DenseTensor:
-        return replace(tensor, data=np.ascontiguousarray(data), mapped=False)
 
     def _spec(self, rank: int) -> DecoderSpec:
         def residual(old: ResidualBlockSpec) -> ResidualBlockSpec:
@@ -101,6 +98,18 @@ class Shards:
         return DeviceError(
             f"{what} cannot be shared by {self._size} accelerators: choose another --tensor-parallel-size"
         )
+
+
+def _rows(tensor: DenseTensor | GroupedMatrix, index: NDArray[np.integer]) -> DenseTensor | GroupedMatrix:
+    return _with(tensor, tensor.data[index]) if isinstance(tensor, DenseTensor) else tensor.rows(index)
+
+
+def _inputs(tensor: DenseTensor | GroupedMatrix, start: int, stop: int) -> DenseTensor | GroupedMatrix:
+    return _with(tensor, tensor.data[:, start:stop]) if isinstance(tensor, DenseTensor) else tensor.inputs(start, stop)
+
+
+def _with(tensor: DenseTensor, data: NDArray[np.generic]) -> DenseTensor:
+    return replace(tensor, data=np.ascontiguousarray(data), mapped=False)
 
 
 def _attentions(residuals: tuple[ResidualBlockSpec, ...]) -> list[AttentionSpec]:

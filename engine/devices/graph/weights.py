@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -11,10 +10,11 @@ from torch.nn import functional
 
 from ...models.spec import NormSpec
 from ...weights.dtypes import DType
-from ...weights.tensor import DenseTensor, WeightTensor
+from ...weights.quantization import is_router
+from ...weights.tensor import DenseTensor
+from ..grouped_weights import GroupedMatrix
+from .grouped import Grouped
 from .operations import RmsNorm
-
-logger = logging.getLogger(__name__)
 
 DTYPES: dict[DType, torch.dtype] = {
     "float32": torch.float32,
@@ -27,12 +27,16 @@ _STORAGE: dict[DType, torch.dtype] = {**DTYPES, "bfloat16": torch.uint16}  # num
 class Linear:
     """`x W^T`, with the bias if there is one, in the weights' dtype. `x [..., in_features]`."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, weight: Tensor | Grouped, bias: Tensor | None) -> None:
         self._weight = weight
         self._bias = None if bias is None else bias.to(weight.dtype)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return functional.linear(x.to(self._weight.dtype), self._weight, self._bias)
+        x = x.to(self._weight.dtype)
+        if isinstance(self._weight, Tensor):
+            return functional.linear(x, self._weight, self._bias)
+        y = self._weight.multiply(x)
+        return y if self._bias is None else y + self._bias
 
 
 class Norm:
@@ -59,7 +63,7 @@ class Norm:
 
 
 class Weights:
-    """All weights of a model on one device: matrices in `dtype`, vectors in float32.
+    """All weights of a model on one device: matrices in `dtype` or in groups, vectors and routers in float32.
 
     They are copied one after the other, so that the host never has more than one of them beside the source. `rms_norm`
     is the device's own, if it has one.
@@ -67,32 +71,39 @@ class Weights:
 
     def __init__(
         self,
-        tensors: Iterable[tuple[str, WeightTensor]],
+        tensors: Iterable[tuple[str, DenseTensor | GroupedMatrix]],
         dtype: torch.dtype,
         device: torch.device,
         rms_norm: RmsNorm | None = None,
     ) -> None:
         self._tensors: dict[str, Tensor] = {}
+        self._grouped: dict[str, Grouped] = {}
         self._rms_norm = rms_norm
-        dequantized = False
         for name, tensor in tensors:
-            if not isinstance(tensor, DenseTensor) and not dequantized:
-                dequantized = True
-                logger.warning(
-                    "%s is quantized: such weights are dequantized while they are loaded, and need as much memory as "
-                    "in %s",
-                    tensor.origin,
-                    str(dtype).removeprefix("torch."),
-                )
-            host = _host_tensor(tensor)
-            self._tensors[name] = host.to(device, dtype if host.ndim > 1 else torch.float32)
+            if isinstance(tensor, GroupedMatrix):
+                self._grouped[name] = Grouped(tensor, dtype, device)
+            else:
+                host = _host_tensor(tensor)
+                in_floats = host.ndim == 1 or is_router(name)
+                self._tensors[name] = host.to(device, torch.float32 if in_floats else dtype)
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._tensors[name]
+        """The weight as a tensor. A matrix that is kept in groups is dequantized, and then takes more memory."""
+        found = self._tensors.get(name)
+        return self._grouped[name].dense() if found is None else found
+
+    def matrix(self, name: str) -> Tensor | Grouped:
+        """The matrix of that name, as it is kept."""
+        return self._grouped.get(name) or self._tensors[name]
 
     def linear(self, name: str, bias_of: str | None = None) -> Linear:
         """The linear layer of that name, with its own bias or another layer's."""
-        return Linear(self[f"{name}.weight"], self._tensors.get(f"{bias_of or name}.bias"))
+        return Linear(self.matrix(f"{name}.weight"), self._tensors.get(f"{bias_of or name}.bias"))
+
+    def table(self, name: str) -> Callable[[Tensor], Tensor]:
+        """What looks rows up in the matrix of that name: of indices `[...] int64` it makes `[..., columns]`."""
+        found = self.matrix(name)
+        return found.rows if isinstance(found, Grouped) else found.__getitem__
 
     def norm(self, name: str, spec: NormSpec | None, rows: int | None = None) -> Norm:
         """The norm of that name. Of inputs `[..., rows, size]`, each row may have weights of its own."""
@@ -101,10 +112,8 @@ class Weights:
         return Norm(spec, weight, bias, self._rms_norm)
 
 
-def _host_tensor(tensor: WeightTensor) -> Tensor:
+def _host_tensor(tensor: DenseTensor) -> Tensor:
     """A copy in memory of its own: the source's may be a read-only file, strided, or of the other byte order."""
-    if not isinstance(tensor, DenseTensor):
-        return torch.from_numpy(tensor.dequantize())
     host = torch.empty(tensor.data.shape, dtype=_STORAGE[tensor.dtype])
     host.numpy()[...] = tensor.data
     return host.view(DTYPES[tensor.dtype])

@@ -79,7 +79,7 @@ class TpuDecoder:
 
     def _embed(self, step: Pass, token_ids: jax.Array, positions: jax.Array) -> jax.Array:
         embedding = self._spec.embedding
-        x = step.params["embed.weight"][token_ids].astype(jnp.float32)
+        x = step.rows("embed.weight", token_ids)
         if step.adapters is not None:
             x = step.adapters.embedded(token_ids, x)
         x = x * embedding.scale
@@ -98,5 +98,5 @@ class TpuDecoder:
         projected = step.linear("embed.per_layer_projection", x) * per_layer.projection_scale
         projected = step.norm("embed.per_layer_norm", per_layer.norm, projected.reshape(shape))
         rows = jnp.where(token_ids < per_layer.vocab_size, token_ids, 0)
-        looked_up = step.params["embed.per_layer"][rows].astype(jnp.float32).reshape(shape) * per_layer.scale
+        looked_up = step.rows("embed.per_layer", rows).reshape(shape) * per_layer.scale
         return (projected + looked_up) * per_layer.sum_scale

@@ -8,13 +8,14 @@ from ...cancellation import Cancellation
 from ...errors import DeviceError
 from ...models.spec import DecoderSpec
 from ...weights.dtypes import STORAGE, DType, KvCacheDType
-from ...weights.quantization import Quantization
+from ...weights.quantization import ACCELERATOR_METHODS, Quantization
 from ...weights.tensor import WeightSource
 from ..base import Capabilities, Device
 from ..cache_split import GroupBytes
 from ..executor import Executor
+from ..grouped_weights import grouped_plan, num_bytes_with_floats
 from ..limits import ExecutorOptions
-from ..load_plan import LoadPlan, dense_plan
+from ..load_plan import LoadPlan
 from ..memory_options import MemoryOptions
 from ..parallel_options import ParallelOptions
 from .heads import Kernel, with_heads_for
@@ -41,7 +42,7 @@ class TpuDevice(Device):
     @property
     def capabilities(self) -> Capabilities:  # type: ignore[override]
         """A TPU has memory of its own."""
-        return Capabilities(own_memory=not runs_on_cpu(), lora=True, ceilings=True)
+        return Capabilities(own_memory=not runs_on_cpu(), quantizes=ACCELERATOR_METHODS, lora=True, ceilings=True)
 
     def default_dtype(self, checkpoint: DType) -> DType:
         """bfloat16, the type that a TPU multiplies."""
@@ -50,8 +51,10 @@ class TpuDevice(Device):
     def plan(
         self, spec: DecoderSpec, weights: WeightSource, dtype: DType, quantization: Quantization | None
     ) -> LoadPlan:
-        """All matrices in `dtype`. See Device."""
-        return dense_plan(spec, dtype)
+        """Quantized matrices as they are, all others in `dtype`. See Device."""
+        return grouped_plan(
+            spec, weights, dtype, quantization, num_parts=self._num_devices, bytes_of=num_bytes_with_floats
+        )
 
     def kv_group_bytes(self, spec: DecoderSpec, kv_cache_dtype: KvCacheDType) -> list[GroupBytes]:
         """See Device; over all chips. Raises DeviceError if they cannot share the model's heads."""
@@ -90,13 +93,14 @@ class TpuDevice(Device):
         from .loading import Loader
         from .mesh import make_mesh
 
+        plan = self.plan(spec, weights, options.dtype, options.quantization)
         spec = with_heads_for(spec, self._num_devices)
         _report(spec, kernel)
         use_compile_cache(self._options.xla_cache_path)
         mesh = make_mesh(self._num_devices)
         state_bytes = self.slot_bytes(spec)
         loader = Loader(spec, options, self._options, self._memory, kernel, groups, state_bytes, mesh)
-        return loader.load(weights, cancellation or Cancellation())
+        return loader.load(weights, plan, cancellation or Cancellation())
 
     def _kernel(self, kv_cache_dtype: KvCacheDType) -> Kernel:
         if kv_cache_dtype != "float32" and kv_cache_dtype != "bfloat16":

@@ -27,6 +27,7 @@ from .ceilings import measure_ceilings
 from .inputs import row_inputs, step_inputs
 from .loras import Loras, LoraSlots, rank_sizes
 from .mesh import replicated
+from .mixers import Params
 from .pending import Rows, TpuPending
 from .programs import COPIED_PAIRS, Programs
 
@@ -36,7 +37,7 @@ logger = logging.getLogger(__name__)
 class Loaded(NamedTuple):
     """What lies on the chips: weights, adapters, pages and states, and where a step leaves its hidden states."""
 
-    params: dict[str, jax.Array]
+    params: Params
     loras: Loras | None
     cache: list[jax.Array]
     hidden: jax.Array

@@ -18,6 +18,7 @@ from ...models.spec import DecoderSpec
 from ...weights.tensor import WeightSource
 from ..cache_split import GroupBytes
 from ..limits import ExecutorLimits, ExecutorOptions
+from ..load_plan import LoadPlan
 from ..memory_options import MemoryOptions
 from .buckets import max_sequences, page_size, row_buckets, token_buckets
 from .cache import cache_arrays
@@ -62,10 +63,13 @@ class Loader:
         self._mesh = mesh
         self._decoder = TpuDecoder(spec, mesh, kernel.computes)
 
-    def load(self, weights: WeightSource, cancellation: Cancellation) -> TpuExecutor:
-        """The executor. Raises DeviceError and ModelError, and LoadCancelledError soon after it was cancelled."""
+    def load(self, weights: WeightSource, plan: LoadPlan, cancellation: Cancellation) -> TpuExecutor:
+        """The executor, with the weights as planned.
+
+        Raises DeviceError and ModelError, and LoadCancelledError soon after it was cancelled.
+        """
         options = self._options
-        params = place_weights(self._spec, weights, options.dtype, self._mesh, cancellation)
+        params = place_weights(self._spec, weights, plan, options.dtype, self._mesh, cancellation)
         loras = None if options.lora is None else _zeros(lora_arrays(self._spec, options.lora, self._mesh))
         limits = options.limits(
             self._groups, self._block_size, self._cache_bytes(params), state_bytes=self._state_bytes

@@ -22,7 +22,7 @@ def _stored(tensor: GgufTensor) -> StoredTensor | StoredMatrix:
     kind, shape = tensor.kind, tensor.shape
     if len(shape) == 3:
         shape = (shape[0] * shape[1], shape[2])
-    if kind.dequantize is None or len(shape) != 2:
+    if kind.parts is None or len(shape) != 2:
         return StoredTensor(tensor.path, tensor.version, kind.name, shape, tensor.data, tensor.start)
     rows, columns = shape
     kept = functools.partial(stored_as_blocks, kind)

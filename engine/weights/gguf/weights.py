@@ -121,7 +121,7 @@ class GgufWeights:
 
     def __getitem__(self, name: str) -> WeightTensor:
         stored, ref = self._places[name]
-        if stored.kind.dequantize is not None and stored.name not in self._with_scales:
+        if stored.kind.parts is not None and stored.name not in self._with_scales:
             require_scales(self._tensors[stored.name])
             self._with_scales.add(stored.name)
         if _stays_in_blocks(stored, ref):
@@ -144,7 +144,7 @@ class GgufWeights:
 
 def _stays_in_blocks(stored: GgufTensor, ref: TensorRef) -> bool:
     return (
-        stored.kind.dequantize is not None
+        stored.kind.parts is not None
         and len(stored.shape) > 1
         and not (ref.transpose or ref.flat)
         and ref.transpose_each is None

@@ -117,9 +117,10 @@ def method_to_load_with(
 ) -> Method | None:
     """The method that a device quantizes to by --quantization; None if it names the checkpoint's own, or nothing.
 
-    Raises ModelError if it names a checkpoint's method that this one, with its config.json and contents, does not have.
+    fp8 is both: it names the method of a checkpoint that has it, and quantizes one in floats. Raises ModelError for a
+    checkpoint's method that this one, with its config.json and contents, does not have.
     """
-    if asked is None or is_method(asked):
+    if asked is None or (is_method(asked) and asked != "fp8"):
         return asked
     if contents is not None and (held := contents()).kind == "GGUF":
         if asked == "gguf":
@@ -130,6 +131,8 @@ def method_to_load_with(
             "the option out, and the weights stay as they are"
         )
     found = _read_method(config)
+    if found is None and is_method(asked):
+        return asked
     if found is None:
         raise ModelError(
             f"--quantization {asked} names the method of a checkpoint, but this one is not quantized: leave the option "

@@ -28,7 +28,7 @@ from tidewheel.engine.weights.quantization import SmallFloat, TensorFormat
 from tidewheel.engine.weights.small_floats import ScaleCodes, SmallFloatTensor
 from tidewheel.engine.weights.tensor import BlockTensor, DenseTensor, QuantizedTensor, WeightTensor
 
-BLOCKS = {kind.name.lower(): kind for kind in BLOCK_TYPES.values() if kind.dequantize is not None}
+BLOCKS = {kind.name.lower(): kind for kind in BLOCK_TYPES.values() if kind.parts is not None}
 # How much larger the second number of a block is than the first, so that weights are as often above 0 as below.
 _BALANCE = {"q4_1": -7.5, "q5_1": -15.5, "q2_k": 1.5, "q4_k": 7.5, "q5_k": 15.5}
 _GRIDS: dict[str, dict[str, Any]] = {
@@ -58,6 +58,8 @@ _NF4 = (
 )  # fmt: skip
 _NESTED_BLOCK = 256  # scales
 KINDS = (*BLOCKS, *_GRIDS, *_SMALL_FLOATS)
+SOME_KINDS = ("q4_k", "q6_k", "gptq-4", "awq", "int8", "e4m3-block", "mxfp4")
+"""Those that differ most in how they are computed with."""
 
 
 def decoder(tied: bool = True, num_layers: int = 2) -> DecoderSpec:

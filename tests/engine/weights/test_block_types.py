@@ -8,7 +8,7 @@ import pytest
 
 from tidewheel.engine.weights.block_types import BLOCK_TYPES, OTHER_TYPES, dequantize
 
-TYPES = {kind.name: number for number, kind in BLOCK_TYPES.items() if kind.dequantize is not None}
+TYPES = {kind.name: number for number, kind in BLOCK_TYPES.items() if kind.parts is not None}
 LARGE = next(iter(TYPES))  # of this type there are more blocks than are made at once
 
 

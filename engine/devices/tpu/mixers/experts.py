@@ -11,6 +11,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from ....models.spec import ExpertsSpec, RouterSpec
+from ..grouped import Grouped
 from ..mesh import AXIS, weight_sharding
 from .mixer import Parts, Pass, exact
 from .mlp import Mlp, activate
@@ -67,7 +68,10 @@ class Experts:
         prefix = f"{self._layer}.experts."
         tensors = {name.removeprefix(prefix): array for name, array in step.params.items() if name.startswith(prefix)}
         shardings = {
-            name: weight_sharding(self._mesh, prefix + name, array.shape).spec for name, array in tensors.items()
+            name: array.partitions()
+            if isinstance(array, Grouped)
+            else weight_sharding(self._mesh, prefix + name, array.shape).spec
+            for name, array in tensors.items()
         }
         everywhere = PartitionSpec()
         result = jax.shard_map(
@@ -104,6 +108,8 @@ def _product(
 ) -> jax.Array:
     """Each row of `x [N, inputs]` with the matrix of its expert, and one of `parts` of the bias, `[N, outputs]`."""
     weight, bias = tensors[f"{name}.weight"], tensors.get(f"{name}.bias")
+    if isinstance(weight, Grouped):
+        x, weight = weight.ordered(x), weight.stack()
     x = x.astype(weight.dtype)
     y = lax.ragged_dot(x, weight, sizes, precision=exact(weight), preferred_element_type=jnp.float32)
     return y if bias is None else y + bias[jnp.minimum(expert, len(bias) - 1)] / parts

@@ -15,10 +15,11 @@ from ....errors import DeviceError
 from ....models.spec import AttentionSpec, MixerSpec, NormSpec
 from ..attention import Sequences
 from ..cache import Kept
+from ..grouped import Grouped
 from ..inputs import StepInputs
 from ..loras import Adapters
 
-Params = Mapping[str, jax.Array]
+Params = Mapping[str, Any]  # each a jax.Array, or a Grouped if it is a quantized matrix
 
 
 @dataclass(slots=True)
@@ -59,6 +60,8 @@ class Pass:
     def product(self, name: str, x: jax.Array) -> jax.Array:
         """`x W^T` in float32. `x [T, in_features]` is rounded to the weight's type."""
         weight = self.params[f"{name}.weight"]
+        if isinstance(weight, Grouped):
+            return weight.multiply(x)
         dimensions = (((x.ndim - 1,), (1,)), ((), ()))
         return lax.dot_general(
             x.astype(weight.dtype),
@@ -67,6 +70,12 @@ class Pass:
             precision=exact(weight),
             preferred_element_type=jnp.float32,
         )
+
+    def rows(self, name: str, index: jax.Array) -> jax.Array:
+        """Rows `index [T]` of the table of that name, `[T, size] float32`."""
+        table = self.params[name]
+        rows = table.rows(index) if isinstance(table, Grouped) else table[index]
+        return rows.astype(jnp.float32)
 
     def norm(self, name: str, norm: NormSpec | None, x: jax.Array, each: bool = False) -> jax.Array:
         """`x` normalized over its last dimension, or as it is where there is no norm.

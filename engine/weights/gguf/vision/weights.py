@@ -118,7 +118,7 @@ class GgufTowerWeights:
         stored, ref, factors, others = self._places[name]
         if others:
             return join([floats_of(one, TensorRef(one.name, flat=True)) for one in (stored, *others)])
-        if stored.kind.dequantize is not None:
+        if stored.kind.parts is not None:
             require_scales(stored)
         if self._stays_in_blocks(name):
             return blocks_of(stored, ref)
@@ -135,7 +135,7 @@ class GgufTowerWeights:
     def _stays_in_blocks(self, name: str) -> bool:
         stored, _, factors, _ = self._places[name]
         is_matrix = len(self._shapes[name]) == 2 and _LAYER.fullmatch(name) is not None
-        return stored.kind.dequantize is not None and is_matrix and factors is None
+        return stored.kind.parts is not None and is_matrix and factors is None
 
     def _place(self, name: str, shape: tuple[int, ...]) -> _Place:
         """Where a weight lies. Raises ModelError if it is not there, or does not have the shape."""

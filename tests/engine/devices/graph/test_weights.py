@@ -6,48 +6,61 @@ import logging
 
 import numpy as np
 import pytest
-from engine.devices.made_models import MLP, NORM, PLAIN, RandomWeights, decoder
+from engine.devices.made_models import NORM, PLAIN, RandomWeights, decoder
+from engine.weights.stored_tensors import KINDS, SOME_KINDS, StoredWeights, stored
+from engine.weights.stored_tensors import decoder as stored_decoder
 from harness import Harness
 
+from tidewheel.engine.devices.grouped_weights import grouped
 from tidewheel.engine.errors import ModelError
-from tidewheel.engine.models.spec import DecoderSpec
 from tidewheel.engine.weights.dtypes import bfloat16_bits
-from tidewheel.engine.weights.tensor import DenseTensor, QuantizedTensor, WeightTensor
+from tidewheel.engine.weights.quantization import Quantization
+from tidewheel.engine.weights.tensor import DenseTensor
 
 torch = pytest.importorskip("torch")
 
 from engine.devices.graph.loading import load  # noqa: E402
 
+from tidewheel.engine.devices.graph.grouped import Grouped  # noqa: E402
 from tidewheel.engine.devices.graph.weights import Weights  # noqa: E402
 
 SPEC = decoder(PLAIN)
 TOKENS = [5, 9, 60, 3]
 
 
-class QuantizedWeights(RandomWeights):
-    """Two matrices in 8 bits, or what these mean."""
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_quantized_weights_keep_their_numbers_and_their_memory(dtype: torch.dtype) -> None:
+    device, x = torch.device("cpu"), torch.randn(3, 2, 512).to(dtype)
+    for kind in KINDS:
+        tensor = stored(kind, (40, 512), kind)
+        matrix = grouped(tensor)
+        weights = Weights([("l.weight", matrix)], dtype, device)
+        kept = weights.matrix("l.weight")
+        assert isinstance(kept, Grouped)
+        assert kept.num_bytes == matrix.num_bytes
+        rounded = torch.from_numpy(matrix.dequantize()).to(dtype)
+        torch.testing.assert_close(weights["l.weight"], rounded, rtol=0, atol=0)
+        torch.testing.assert_close(
+            weights.table("l.weight")(torch.tensor([[7, 7], [0, 39]])), rounded[torch.tensor([[7, 7], [0, 39]])]
+        )
+        torch.testing.assert_close(weights.linear("l")(x), torch.nn.functional.linear(x, rounded))
 
-    def __init__(self, spec: DecoderSpec, dequantized: bool) -> None:
-        super().__init__(spec)
-        self._dequantized = dequantized
 
-    def __getitem__(self, name: str) -> WeightTensor:  # type: ignore[override]
-        if not name.endswith((".up.weight", ".gate.weight")):
-            return super().__getitem__(name)
-        outputs, inputs = MLP.intermediate_size, SPEC.hidden_size
-        codes = np.random.default_rng(len(name)).integers(0, 256, (outputs, inputs)).astype(np.uint8)
-        scales = DenseTensor(np.full((outputs, inputs // 32), 0.002, np.float32), "float32")
-        tensor = QuantizedTensor((outputs, inputs), "int", 8, 32, codes, scales, origin=name)
-        return DenseTensor(tensor.dequantize(), "float32") if self._dequantized else tensor
+def test_a_quantized_model_gives_the_logits_of_its_dequantized_weights(caplog: pytest.LogCaptureFixture) -> None:
+    spec = stored_decoder(tied=False, num_layers=1)
+    expected = Harness(load((spec, StoredWeights(spec, *SOME_KINDS, dequantized=True)))).logits(TOKENS)
+    with caplog.at_level(logging.INFO):
+        executor = load((spec, StoredWeights(spec, *SOME_KINDS)))
+    np.testing.assert_allclose(Harness(executor).logits(TOKENS), expected, rtol=1e-3, atol=1e-3)
+    assert "dequantized" not in caplog.text
 
 
-def test_quantized_weights_are_dequantized_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
-    expected = Harness(load((SPEC, QuantizedWeights(SPEC, dequantized=True)))).logits(TOKENS)
-    with caplog.at_level(logging.WARNING):
-        executor = load((SPEC, QuantizedWeights(SPEC, dequantized=False)))
-    np.testing.assert_array_equal(Harness(executor).logits(TOKENS), expected)
-    (record,) = [record for record in caplog.records if "dequantized" in record.message]
-    assert "need as much memory as in float32" in record.message
+def test_weights_in_floats_are_quantized_while_they_are_loaded() -> None:
+    expected = Harness(load((SPEC, RandomWeights(SPEC)))).logits(TOKENS)
+    for method, most in (("fp8", 0.1), ("int8-channel", 0.04), ("int4-fast", 0.4)):
+        executor = load((SPEC, RandomWeights(SPEC)), quantization=Quantization(method))
+        error = np.abs(Harness(executor).logits(TOKENS) - expected).mean() / np.abs(expected).mean()
+        assert 0 < error < most
 
 
 def test_a_weight_that_is_not_finite_is_refused_by_name() -> None:

@@ -1,0 +1,189 @@
+"""Matrices of small numbers with scales for groups of inputs, on the chips: see `grouped_weights.GroupedMatrix`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
+from numpy.typing import NDArray
+
+from ..grouped_weights import IN_FOUR_BITS, RUN, GroupedMatrix, Values
+from .mesh import AXIS
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["codes", "scales", "minima", "order"],
+    meta_fields=["values", "inputs", "group_size", "middle", "table", "is_table", "dtype", "divided"],
+)
+@dataclass(frozen=True, slots=True)
+class Grouped:
+    """A matrix `[N, K]`. A weight is `value * scale - minimum` in float32, rounded to `dtype`.
+
+    `codes` are `[K, N]`, or `[ceil(K / RUN) * RUN / 2, N]` if they have 4 bits, `scales` and `minima`
+    `[ceil(K / group_size), N]`. Of what `is_table`, which is looked up by rows, all are transposed. Codes of e4m3 are
+    bytes. Stacks have one dimension more, the first. `divided` says what several chips have a part of.
+    """
+
+    codes: jax.Array
+    scales: jax.Array
+    minima: jax.Array | None
+    order: jax.Array | None
+    values: Values
+    inputs: int
+    group_size: int
+    middle: int
+    table: tuple[float, ...] | None
+    is_table: bool
+    dtype: str
+    divided: Literal["outputs", "inputs"] | None
+
+    def multiply(self, x: jax.Array) -> jax.Array:
+        """`x W^T` in float32 of `x [T, K]`, which is rounded to `dtype`."""
+        x = self.ordered(x.astype(self.dtype))
+        if self.group_size < self.inputs:
+            return self._dot(x, self.weights())
+        # Numbers of 8 bits and less are exact in any type, and XLA reads them as they are.
+        scales, minima = (None if array is None else array.reshape(-1) for array in (self.scales, self.minima))
+        y = self._dot(x, self._numbers().astype(self.dtype)) * scales
+        return y if minima is None else y - x.astype(jnp.float32).sum(-1, keepdims=True) * minima
+
+    def ordered(self, x: jax.Array) -> jax.Array:
+        """`x [T, K]` with its inputs in the stored order."""
+        return x if self.order is None else x[:, self.order]
+
+    def rows(self, index: jax.Array) -> jax.Array:
+        """Rows `index [T]` of a table, `[T, K]`."""
+        chosen: Grouped = jax.tree.map(lambda array: array[index], self)
+        return chosen.weights()
+
+    def stack(self) -> jax.Array:
+        """All matrices of a stack, `[count, K, N]`, inputs in the stored order."""
+        return lax.map(lambda matrix: matrix.weights(), replace(self, order=None))  # one is in float32 at a time
+
+    def partitions(self) -> Grouped:
+        """How its arrays are divided among chips: a tree of PartitionSpec for shard_map."""
+        partitions: Grouped = jax.tree.map(self._partition, self)
+        return partitions
+
+    def weights(self) -> jax.Array:
+        """All weights, `[K, N]`, or `[N, K]` of a table, inputs in the stored order."""
+        weights = self._numbers() * self._spread(self.scales)
+        if self.minima is not None:
+            weights = weights - self._spread(self.minima)
+        return weights.astype(self.dtype)
+
+    def _partition(self, array: Any) -> PartitionSpec:
+        if self.divided is None or array.ndim == 1:
+            return PartitionSpec()
+        of_inputs = -1 if self.is_table else -2
+        axis = of_inputs if self.divided == "inputs" else -3 - of_inputs
+        if self.divided == "inputs" and array.shape[axis] == 1:
+            return PartitionSpec()
+        return PartitionSpec(*(AXIS if index == array.ndim + axis else None for index in range(array.ndim)))
+
+    @property
+    def _axis(self) -> int:
+        return 1 if self.is_table else 0
+
+    @property
+    def _count(self) -> int:
+        """The inputs that there are here: a chip may have a part."""
+        rows: int = self.codes.shape[self._axis]
+        return min(self.inputs, 2 * rows if self.values in IN_FOUR_BITS else rows)
+
+    def _dot(self, x: jax.Array, weights: jax.Array) -> jax.Array:
+        # A TPU would multiply float32 as bfloat16 otherwise.
+        precision = lax.Precision.HIGHEST if self.dtype == "float32" else None
+        contracted = (((1,), (self._axis,)), ((), ()))
+        return lax.dot_general(x, weights, contracted, precision=precision, preferred_element_type=jnp.float32)
+
+    def _numbers(self) -> jax.Array:
+        if self.values == "int8":
+            return self.codes.astype(jnp.float32)
+        codes = self.codes.astype(jnp.int32)
+        if self.values == "e4m3":
+            return e4m3(codes)
+        before, after = codes.shape[: self._axis], codes.shape[self._axis + 1 :]
+        runs = codes.reshape(*before, -1, 1, RUN // 2, *after)
+        nibbles = jnp.concatenate((runs & 15, runs >> 4), self._axis + 1).reshape(*before, -1, *after)
+        nibbles = lax.slice_in_dim(nibbles, 0, self._count, axis=self._axis)
+        return (nibbles - self.middle).astype(jnp.float32) if self.table is None else looked_up(nibbles, self.table)
+
+    def _spread(self, array: jax.Array) -> jax.Array:
+        """A group's number for each of its inputs."""
+        spread = jnp.repeat(array.astype(jnp.float32), min(self.group_size, self._count), axis=self._axis)
+        return lax.slice_in_dim(spread, 0, self._count, axis=self._axis)
+
+
+def e4m3(codes: jax.Array) -> jax.Array:
+    """The floats that bytes are, `codes int32`. Their exponents are moved to where those of float32 are."""
+    magnitudes = codes & 127
+    normal = lax.bitcast_convert_type((magnitudes << 20) + (120 << 23), jnp.float32)
+    floats = jnp.where(magnitudes < 8, magnitudes.astype(jnp.float32) * 2.0**-9, normal)
+    return jnp.where(codes > 127, -floats, floats)
+
+
+def looked_up(codes: jax.Array, table: tuple[float, ...]) -> jax.Array:
+    """The numbers of a table, chosen bit by bit: a TPU looks up slowly."""
+    numbers: list[Any] = list(table)
+    for bit in range(4):
+        is_set = (codes >> bit & 1) == 1
+        numbers = [jnp.where(is_set, odd, even) for even, odd in zip(numbers[::2], numbers[1::2], strict=True)]
+    chosen: jax.Array = numbers[0].astype(jnp.float32)
+    return chosen
+
+
+def place(
+    matrices: Sequence[GroupedMatrix], dtype: str, sharding: NamedSharding, *, is_stack: bool, is_table: bool
+) -> Grouped:
+    """A matrix, or a stack of some, on the chips of a sharding of `[N, K]`, or of the stack's `[count, K, N]`.
+
+    All chips have all of it where a group or run would be divided.
+    """
+    first, mesh = matrices[0], sharding.mesh
+    inputs, group = first.shape[1], first.group_size
+    by_input, by_output = (*(sharding.spec if is_stack else (None, *sharding.spec[::-1])), None, None)[1:3]
+    if not is_stack and len(sharding.spec) == 1:
+        by_input, by_output = None, sharding.spec[0]
+    together = max(RUN, group if group < inputs else 1)
+    divided: Literal["outputs", "inputs"] | None = None
+    if by_output == AXIS:
+        divided = "outputs"
+    elif by_input == AXIS and inputs // mesh.size % together == 0:
+        divided = "inputs"
+
+    def joined(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
+        if is_table:
+            return arrays[0]
+        return np.stack([array.T for array in arrays]) if is_stack else np.ascontiguousarray(arrays[0].T)
+
+    floats = [matrix.floats() for matrix in matrices]
+    scales = joined([scales for scales, _ in floats])
+    codes = joined([matrix.codes if matrix.values == "int8" else matrix.codes.view(np.uint8) for matrix in matrices])
+    on_host = Grouped(
+        codes,
+        scales.view(ml_dtypes.bfloat16) if scales.dtype == np.uint16 else scales,
+        None if floats[0][1] is None else joined([minima for _, minima in floats if minima is not None]),
+        first.input_order,
+        first.values,
+        inputs,
+        group,
+        first.middle,
+        None if first.table is None else tuple(first.table.tolist()),
+        is_table,
+        dtype,
+        divided,
+    )
+    placed: Grouped = jax.tree.map(
+        lambda array, partition: jax.device_put(array, NamedSharding(mesh, partition)), on_host, on_host.partitions()
+    )
+    return placed
