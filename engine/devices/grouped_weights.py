@@ -30,8 +30,8 @@ from .load_plan import LoadPlan
 
 logger = logging.getLogger(__name__)
 
-Values = Literal["int4", "table4", "int8", "e4m3"]
-IN_FOUR_BITS: tuple[Values, ...] = ("int4", "table4")
+Values = Literal["int4", "e2m1", "table4", "int8", "e4m3"]
+IN_FOUR_BITS: tuple[Values, ...] = ("int4", "e2m1", "table4")
 
 RUN = 64
 """Inputs whose codes of 4 bits lie together: byte i of 32 has input i in its low half, and input i + 32 in its high."""
@@ -51,7 +51,8 @@ class GroupedMatrix:
     `(value - zero) * (scale * factor) - minimum * minimum_factor`, in float32. The value is
 
     - `int4`: four bits of `codes [N, ceil(K / RUN) * RUN / 2] uint8`, less `middle`;
-    - `table4`: the number of `table [16] float32` that such four bits name;
+    - `e2m1`: the float that such four bits are;
+    - `table4`: the number of `table [16] float32` that they name;
     - `int8`: a number of `codes [N, K] int8`;
     - `e4m3`: the float that a byte of `codes [N, K] uint8` is.
 
@@ -144,6 +145,8 @@ class GroupedMatrix:
         if self.values == "e4m3":
             return E4M3[self.codes.view(np.uint8)]
         nibbles = unpack_runs(self.codes.view(np.uint8), self.shape[1])
+        if self.values == "e2m1":
+            return E2M1[nibbles]
         return nibbles.astype(np.float32) - np.float32(self.middle) if self.table is None else self.table[nibbles]
 
 
@@ -170,7 +173,7 @@ class Layout(NamedTuple):
     def num_bytes(self, shape: Sequence[int]) -> int:
         outputs, inputs = shape
         groups = -(-inputs // self.group_size)
-        codes = inputs if self.values in ("int8", "e4m3") else -(-inputs // RUN) * RUN // 2
+        codes = -(-inputs // RUN) * RUN // 2 if self.values in IN_FOUR_BITS else inputs
         return outputs * (codes + groups * self.group_bytes + -(-groups // self.run) * self.factor_bytes)
 
 
@@ -187,7 +190,7 @@ _BLOCKS: dict[BlockKind, Layout] = {
     "q6_k": Layout("int8", 16, 1, 2, 16),
     "iq4_nl": Layout("table4", 32, 2),
     "iq4_xs": Layout("table4", 32, 1, 2, 8),
-    "mxfp4": Layout("table4", 32, 2, float_bytes=2),
+    "mxfp4": Layout("e2m1", 32, 2, float_bytes=2),
 }
 
 
@@ -208,7 +211,7 @@ def layout_of(format: TensorFormat) -> Layout | None:
         zero = (2 if in_eight else 1) * zeros
         return Layout("int8" if in_eight else "int4", group, scale + zero, float_bytes=floats)
     if format.kind == "nvfp4":
-        return Layout("table4", group, 2, 4, _WHOLE_ROW)
+        return Layout("e2m1", group, 2, 4, _WHOLE_ROW)
     if format.kind == "e4m3" or format.kind == "table4":
         return Layout(format.kind, group, 4)
     return None
@@ -392,18 +395,15 @@ def _of_blocks(tensor: BlockTensor, rows: slice) -> GroupedMatrix:
     def by_row(array: NDArray[np.generic] | None) -> NDArray[np.generic] | None:
         return None if array is None else np.ascontiguousarray(array).reshape(shape[0], -1)
 
-    groups = parts.scales.shape[1]
     layout = _BLOCKS[_block_kind(tensor)]
     codes, middle = parts.codes, 0
     if layout.values == "int8":
         codes = codes.astype(np.int8)  # what has no sign is below 32
     elif codes.dtype == np.int8:
         codes, middle = (codes + np.int8(8)).view(np.uint8), 8
-    scales = parts.scales
-    if scales.dtype == np.float32:  # powers of two
-        scales = bfloat16_bits(np.asarray(scales, np.float32))
-    elif groups == tensor.kind.elements // layout.group_size == 1 and parts.factors is None:
-        scales = scales.astype(np.float16)
+    scales, table = parts.scales, parts.table
+    if layout.values == "e2m1":  # of which the block's table has the double
+        scales, table = bfloat16_bits(2 * np.asarray(scales, np.float32)), None
     matrix = np.asarray(codes).reshape(shape)
     return GroupedMatrix(
         layout.values,
@@ -414,9 +414,9 @@ def _of_blocks(tensor: BlockTensor, rows: slice) -> GroupedMatrix:
         by_row(parts.factors),
         minima=by_row(parts.minima),
         minimum_factors=by_row(parts.minimum_factors),
-        factor_run=groups,
+        factor_run=parts.scales.shape[1],
         middle=middle,
-        table=parts.table,
+        table=table,
     )
 
 
@@ -468,19 +468,11 @@ def _of_small_floats(tensor: SmallFloatTensor, rows: slice) -> GroupedMatrix:
     packed = pack_runs(unpack(codes, 4, inputs))
     if tensor.kind == "mxfp4":
         bits = bfloat16_bits(np.ldexp(np.float32(1), scales.astype(np.int32) - 127))
-        return GroupedMatrix("table4", shape, group, packed, bits, table=E2M1)
+        return GroupedMatrix("e2m1", shape, group, packed, bits)
     assert tensor.divisors is not None
     factors = np.float32(1) / tensor.divisors[rows, np.newaxis].astype(np.float32)
-    return GroupedMatrix(
-        "table4",
-        shape,
-        group,
-        packed,
-        E4M3[scales].astype(np.float16),
-        factors,
-        factor_run=scales.shape[1],
-        table=E2M1,
-    )
+    halves = E4M3[scales].astype(np.float16)
+    return GroupedMatrix("e2m1", shape, group, packed, halves, factors, factor_run=scales.shape[1])
 
 
 def _rounded(weights: NDArray[np.float32], format: TensorFormat) -> GroupedMatrix:

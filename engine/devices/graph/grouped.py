@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
+import logging
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from ...weights.small_floats import E4M3
-from ..grouped_weights import RUN, GroupedMatrix
+from ...weights.small_floats import E2M1, E4M3
+from ..grouped_weights import IN_FOUR_BITS, RUN, GroupedMatrix
+
+logger = logging.getLogger(__name__)
 
 _PIECE = 1 << 25  # weights that are dequantized at once
+_KERNELS_ON = ("cuda", "xpu")  # types of torch's devices; AMD's GPUs are "cuda"
 
 
 class Grouped:
     """A matrix `[N, K]` on the device. What is computed with it has the type `dtype`, in which weights are rounded.
 
-    To multiply with it, some rows at a time are dequantized.
+    On GPUs a kernel of Triton multiplies with it. Elsewhere some rows at a time are dequantized.
     """
 
     def __init__(self, matrix: GroupedMatrix, dtype: torch.dtype, device: torch.device) -> None:
@@ -28,10 +35,11 @@ class Grouped:
         self.codes, self.scales = arrays["codes"], arrays["scales"]
         self.factors, self.zeros = arrays.get("factors"), arrays.get("zeros")
         self.minima, self.minimum_factors = arrays.get("minima"), arrays.get("minimum_factors")
-        numbers = E4M3 if matrix.values == "e4m3" else matrix.table
+        numbers = {"e4m3": E4M3, "e2m1": E2M1}.get(matrix.values, matrix.table)
         self.table = None if numbers is None else torch.from_numpy(numbers.copy()).to(device)
         order = matrix.input_order
         self._order = None if order is None else torch.from_numpy(order.copy()).to(device)
+        self._has_kernels = device.type in _KERNELS_ON and has_triton()
 
     @property
     def num_bytes(self) -> int:
@@ -43,10 +51,38 @@ class Grouped:
         """`x W^T` of `x [..., K]`, which has the type `dtype`."""
         if self._order is not None:
             x = x.index_select(-1, self._order)
+        if self._has_kernels:
+            return self._by_kernel(x.reshape(1, -1, x.shape[-1]), None).view(*x.shape[:-1], -1)
         rows, inputs = self.shape
         step = max(_PIECE // inputs, 1)
         starts = range(0, rows, step)
         return torch.cat([functional.linear(x, self._dequantized(slice(at, at + step))) for at in starts], -1)
+
+    def multiply_blocks(self, x: Tensor, chosen: Tensor, num_matrices: int) -> Tensor:
+        """Products of blocks `x [blocks, size, K]` with the `chosen [blocks]` ones of equal matrices in this one."""
+        if self._order is not None:
+            x = x.index_select(-1, self._order)
+        if self._has_kernels:
+            return self._by_kernel(x, chosen.int(), num_matrices)
+        rows = self.shape[0] // num_matrices
+        own = torch.arange(rows, device=x.device)
+        step = max(_PIECE // (rows * self.shape[1]), 1)
+        products = []
+        for start in range(0, len(x), step):
+            some, of = x[start : start + step], chosen[start : start + step].long()
+            weights = self._dequantized((of[:, None] * rows + own).flatten()).view(len(some), rows, -1)
+            products.append(torch.bmm(some, weights.mT))
+        return torch.cat(products)
+
+    def _by_kernel(self, x: Tensor, chosen: Tensor | None, num_matrices: int = 1) -> Tensor:
+        from .kernels.grouped_matmul import multiply
+
+        product: Tensor = multiply(
+            x, self.codes, self.scales, self.factors, self.zeros, self.minima, self.minimum_factors,
+            self.table if self.values == "table4" else None, chosen, self.shape[0] // num_matrices,
+            self.values, self.middle, self.group_size, self.factor_run,
+        )  # fmt: skip
+        return product
 
     def rows(self, index: Tensor) -> Tensor:
         """Rows `index [...]` of the matrix, `[..., K]`."""
@@ -75,7 +111,7 @@ class Grouped:
     def _numbers(self, codes: Tensor) -> Tensor:
         if self.values == "int8":
             return codes.float()
-        if self.values in ("int4", "table4"):
+        if self.values in IN_FOUR_BITS:
             runs = codes.view(len(codes), -1, RUN // 2)
             codes = torch.cat([runs & 15, runs >> 4], -1).flatten(-2)[..., : self.shape[1]]
         return codes.float() - self.middle if self.table is None else self.table[codes.long()]
@@ -88,6 +124,18 @@ class Grouped:
             spread = factors[index].float().repeat_interleave(run, -1)[..., : chosen.shape[-1]]
             chosen = spread * chosen
         return chosen[..., None]
+
+
+@functools.cache
+def has_triton() -> bool:
+    """Whether Triton is installed. If it is not, a warning says so once."""
+    if importlib.util.find_spec("triton") is not None:
+        return True
+    logger.warning(
+        "Triton is not installed, so each step dequantizes quantized weights, which is slow: install triton, or take "
+        "weights that are not quantized"
+    )
+    return False
 
 
 def _on_device(array: NDArray[np.generic], device: torch.device) -> Tensor:

@@ -116,6 +116,8 @@ class Grouped:
         runs = codes.reshape(*before, -1, 1, RUN // 2, *after)
         nibbles = jnp.concatenate((runs & 15, runs >> 4), self._axis + 1).reshape(*before, -1, *after)
         nibbles = lax.slice_in_dim(nibbles, 0, self._count, axis=self._axis)
+        if self.values == "e2m1":
+            return e2m1(nibbles)
         return (nibbles - self.middle).astype(jnp.float32) if self.table is None else looked_up(nibbles, self.table)
 
     def _spread(self, array: jax.Array) -> jax.Array:
@@ -130,6 +132,13 @@ def e4m3(codes: jax.Array) -> jax.Array:
     normal = lax.bitcast_convert_type((magnitudes << 20) + (120 << 23), jnp.float32)
     floats = jnp.where(magnitudes < 8, magnitudes.astype(jnp.float32) * 2.0**-9, normal)
     return jnp.where(codes > 127, -floats, floats)
+
+
+def e2m1(codes: jax.Array) -> jax.Array:
+    """The floats that four bits are, `codes int32`: 0, 0.5, 1, 1.5, 2, 3, 4, 6, and the same below 0."""
+    low = codes & 7
+    doubled = jnp.where(low < 4, low, jnp.where(low < 7, 2 * low - 4, 12)).astype(jnp.float32)
+    return jnp.where(codes > 7, -0.5, 0.5) * doubled
 
 
 def looked_up(codes: jax.Array, table: tuple[float, ...]) -> jax.Array:
