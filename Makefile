@@ -28,8 +28,8 @@ PIP := $(BIN)/python -m pip
 # Object files stay here between builds, so a change of one source compiles only that source.
 NATIVE_BUILD := $(VENV)/native
 # The images use Debian 12's Python. All of them have the same version of each package.
-LOCK := $(VENV)/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --fork-strategy fewest \
-    --generate-hashes --no-header --no-annotate --constraint requirements/constraints.in
+LOCK := $(VENV)/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 \
+    --generate-hashes --no-header --no-annotate --constraint requirements/constraints.in --fork-strategy
 BUILD_TOOLS := scikit-build-core nanobind cmake ninja
 # Directories are listed too, because a removed file changes only its directory.
 SOURCES := pyproject.toml CMakeLists.txt \
@@ -147,13 +147,14 @@ image:  ## build the container image (IMAGE_FOR=arm, s390x, tpu, hpu, neuron, cu
 	docker build $(if $(BASE),--build-arg BASE=$(BASE)) --build-arg VERSION=$(VERSION) --build-arg REVISION=$(REVISION) \
 	    -f Dockerfile.$(IMAGE_FOR) -t $(IMAGE) .
 
-# The file of an extra has only the packages that it adds to the server's.
+# The file of an extra has only the packages that it adds to the server's. Each Python gets the newest JAX that it has.
 lock: | $(VENV)/.tools  ## resolve the pinned packages of the images again: requirements/*.txt
 	$(PIP) install --quiet --upgrade uv
-	$(LOCK) requirements/build.in --output-file requirements/build.txt
-	$(LOCK) pyproject.toml --output-file requirements/server.txt
+	$(LOCK) fewest requirements/build.in --output-file requirements/build.txt
+	$(LOCK) fewest pyproject.toml --output-file requirements/server.txt
 	for extra in onnx otel redis transformers tpu cuda; do \
-	    $(LOCK) --constraint requirements/server.txt --extra $$extra pyproject.toml --output-file requirements/$$extra.txt \
+	    [ $$extra = tpu ] && forks=requires-python || forks=fewest; \
+	    $(LOCK) $$forks --constraint requirements/server.txt --extra $$extra pyproject.toml --output-file requirements/$$extra.txt \
 	        $$(sed -n 's/^\([^= ]*\)==.*/--no-emit-package \1/p' requirements/server.txt) || exit; \
 	done
 
