@@ -172,6 +172,8 @@ def kernel_attend(q: jax.Array, pages: jax.Array, sequences: Sequences, scores: 
     T, H, D = q.shape
     dim = pages.shape[-1]
     wide = _widened(q, dim).astype(pages.dtype)
+    if scores.window is not None:
+        sequences = _without_unseen(sequences, scores.window, pages.shape[-3], T)
     if pages.ndim == 4:
         result = _run_kernel(wide, pages, sequences, scores)
     else:
@@ -188,6 +190,21 @@ def kernel_attend(q: jax.Array, pages: jax.Array, sequences: Sequences, scores: 
     # What the kernel leaves in rows of padding may be no number, and would spoil the pages that it reads and masks.
     real = jnp.arange(T) < sequences.query_start[-1]
     return jnp.where(real[:, None, None], result[:, :, :D].astype(jnp.float32), 0.0)
+
+
+def _without_unseen(sequences: Sequences, window: int, page_size: int, num_tokens: int) -> Sequences:
+    """The same contexts from the first page on that is in the window of one of a step's tokens.
+
+    The kernel would read the pages before it, too. Where tokens lie follows from the ends of their contexts.
+    """
+    tables, context_len = sequences.tables, sequences.context_len
+    begin = context_len - jnp.diff(sequences.query_start)  # the first token of the step
+    unseen = jnp.maximum(begin - window + 1, 0) // page_size
+    width = min(tables.shape[1], -(-(window - 1 + num_tokens) // page_size) + 1)
+    columns = jnp.minimum(unseen[:, None] + jnp.arange(width), tables.shape[1] - 1)
+    return sequences._replace(
+        tables=jnp.take_along_axis(tables, columns, axis=1), context_len=context_len - unseen * page_size
+    )
 
 
 def _run_kernel(q: jax.Array, pages: jax.Array, sequences: Sequences, scores: Scores) -> jax.Array:

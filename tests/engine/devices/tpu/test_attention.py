@@ -107,7 +107,7 @@ def test_it_knows_alibi_and_sinks(window: int | None) -> None:
     np.testing.assert_allclose(attended, case.by_formula(window, None, slopes, sinks), rtol=2e-4, atol=2e-5)
 
 
-def test_the_kernel_gives_the_same_head_by_head(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernel_gives_the_same_head_by_head_without_pages_before_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is replaced by our own attention, since nothing but a TPU runs it."""
     import importlib
 
@@ -119,8 +119,10 @@ def test_the_kernel_gives_the_same_head_by_head(monkeypatch: pytest.MonkeyPatch)
 
     def kernel(q, pages, lengths, tables, start, count, *, sm_scale, sliding_window, soft_cap, **blocks):  # type: ignore[no-untyped-def]
         assert (lengths.shape, count.shape) == (at.context_len.shape, (1,))
-        assert 0 < blocks["num_kv_pages_per_block"] <= WIDTH
-        seen = at._replace(tables=tables, query_start=start)
+        assert 0 < blocks["num_kv_pages_per_block"] <= tables.shape[1]
+        assert tables.shape[1] == 4  # of 12: pages of 32 for the step's 64 tokens and 19 before them
+        positions = at.positions - (at.context_len - lengths)[at.sequence]
+        seen = at._replace(positions=positions, tables=tables, query_start=start)
         return attend(q, pages, seen, Scores(sm_scale, sliding_window, soft_cap))
 
     monkeypatch.setattr(importlib.import_module(MODULE), "ragged_paged_attention", kernel)
