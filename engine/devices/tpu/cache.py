@@ -11,14 +11,20 @@ from jax.sharding import Mesh
 
 from ...models.spec import AttentionSpec, LatentAttentionSpec
 from ...weights.dtypes import KvCacheDType
-from .heads import Kernel
-from .mesh import pages_sharding, replicated
+from .heads import Kernel, chips_sharing
+from .mesh import pages_sharding, replicated, sharded
 
 
 class StateShape(NamedTuple):
-    """What a recurrent mixer keeps of each sequence, `[*shape] float32`."""
+    """What a recurrent mixer keeps of each sequence, `[*shape] float32`. Chips share dimension `divided` out."""
 
     shape: tuple[int, ...]
+    divided: int | None
+
+
+def heads_state(mesh: Mesh, heads: int, *shape: int) -> StateShape:
+    """A state `[*shape]` of each head. Chips share the heads out if they can be divided."""
+    return StateShape((heads, *shape), 0 if chips_sharing(mesh.size, heads) > 1 else None)
 
 
 Kept: TypeAlias = AttentionSpec | LatentAttentionSpec | StateShape
@@ -41,13 +47,14 @@ def cache_arrays(
     """The arrays of pages and states, in the order of `kept`.
 
     `blocks` are the pages of each cache group by its window, and `num_states` the slots, with those for padding. K and
-    V are divided among the chips by heads. Latents, which all heads read, and states are on every chip.
+    V are divided among the chips by heads. Latents, which all heads read, are on every chip.
     """
     arrays = []
     for one in kept:
         shape: tuple[int, ...]
         if isinstance(one, StateShape):
-            arrays.append(ShapeDtypeStruct((num_states, *one.shape), jnp.float32, sharding=replicated(mesh)))
+            sharding = replicated(mesh) if one.divided is None else sharded(mesh, one.divided + 1)
+            arrays.append(ShapeDtypeStruct((num_states, *one.shape), jnp.float32, sharding=sharding))
         elif isinstance(one, LatentAttentionSpec):
             shape = blocks[None], page_size, one.cached.key_dim
             arrays.append(ShapeDtypeStruct(shape, dtype, sharding=replicated(mesh)))

@@ -18,7 +18,7 @@ from ..limits import ExecutorOptions
 from ..load_plan import LoadPlan
 from ..memory_options import MemoryOptions
 from ..parallel_options import ParallelOptions
-from .heads import Kernel, with_heads_for
+from .heads import Kernel, state_bytes, with_heads_for
 from .options import TpuOptions
 from .platform import require_platform, runs_on_cpu
 
@@ -70,8 +70,8 @@ class TpuDevice(Device):
         return [GroupBytes(window, size) for window, size in sizes.items()]
 
     def slot_bytes(self, spec: DecoderSpec) -> int:
-        """Every chip has the states of all sequences."""
-        return spec.state_bytes * self._num_devices
+        """Over all chips. See Device."""
+        return state_bytes(spec, self._num_devices)
 
     def load(
         self,
@@ -98,8 +98,8 @@ class TpuDevice(Device):
         _report(spec, kernel)
         use_compile_cache(self._options.xla_cache_path)
         mesh = make_mesh(self._num_devices)
-        state_bytes = self.slot_bytes(spec)
-        loader = Loader(spec, options, self._options, self._memory, kernel, groups, state_bytes, mesh)
+        slot_bytes = self.slot_bytes(spec)
+        loader = Loader(spec, options, self._options, self._memory, kernel, groups, slot_bytes, mesh)
         return loader.load(weights, plan, cancellation or Cancellation())
 
     def _kernel(self, kv_cache_dtype: KvCacheDType) -> Kernel:

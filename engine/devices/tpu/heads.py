@@ -1,4 +1,4 @@
-"""What attention needs to be shared by chips and computed by the kernel for TPUs. No JAX here."""
+"""What layers need to be shared by chips, and attention to be computed by the kernel for TPUs. No JAX here."""
 
 from __future__ import annotations
 
@@ -9,14 +9,19 @@ from ...models.spec import (
     AltUpSpec,
     AttentionSpec,
     DecoderSpec,
+    DeltaNetSpec,
     LatentAttentionSpec,
+    Mamba2Spec,
     ParallelSpec,
     ResidualBlockSpec,
+    ShortConvSpec,
 )
+from ...models.spec.decoder import Recurrence
 
 _LANES = 128
 _SUBLANES = 8
 _WORD_BYTES = 4
+_STATE_BYTES = 4  # of a number
 
 
 def with_heads_for(spec: DecoderSpec, num_devices: int) -> DecoderSpec:
@@ -60,6 +65,31 @@ def _fits(attention: AttentionSpec, num_devices: int) -> bool:
     if heads % num_devices == 0:
         return True
     return num_devices % heads == 0 and attention.num_heads % num_devices == 0
+
+
+def chips_sharing(num_devices: int, *sizes: int) -> int:
+    """How many chips share something of these sizes out: all, or each has the whole where one cannot be divided."""
+    return 1 if any(size % num_devices for size in sizes) else num_devices
+
+
+def convolved_sizes(mixer: Recurrence) -> tuple[int, ...]:
+    """The widths of what passes a recurrent mixer's convolution."""
+    if isinstance(mixer, DeltaNetSpec):
+        return mixer.key_size, mixer.key_size, mixer.value_size
+    return (mixer.size, mixer.group_size, mixer.group_size) if isinstance(mixer, Mamba2Spec) else (mixer.size,)
+
+
+def state_bytes(spec: DecoderSpec, num_devices: int) -> int:
+    """The size of all recurrent mixers' state of one sequence, over all chips."""
+    count = 0
+    for mixer in spec.recurrences():
+        widths = convolved_sizes(mixer)
+        inputs = (mixer.conv_kernel - 1) * sum(widths)
+        count += inputs * num_devices // chips_sharing(num_devices, *widths)
+        if not isinstance(mixer, ShortConvSpec):
+            heads = mixer.num_value_heads if isinstance(mixer, DeltaNetSpec) else mixer.num_heads
+            count += (mixer.state_size - inputs) * num_devices // chips_sharing(num_devices, heads)
+    return _STATE_BYTES * count
 
 
 @dataclass(frozen=True, slots=True)

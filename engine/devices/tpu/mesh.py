@@ -10,21 +10,13 @@ from ...errors import DeviceError
 
 AXIS = "model"
 
-_BY_OUTPUT = (
-    "q",
-    "k",
-    "v",
-    "q_gate",
-    "gate",
-    "up",
-    "embed",
-    "head",
-    "latent_q",
-    "latent_q_up",
-    "latent_k_up",
-    "latent_v_up",
-)
-_BY_INPUT = ("o", "down", "latent_o")
+_BY_OUTPUT = {
+    *("q", "k", "v", "q_gate", "gate", "up", "embed", "head"),
+    *("latent_q", "latent_q_up", "latent_k_up", "latent_v_up"),
+    *("delta_q", "delta_k", "delta_v", "delta_z", "delta_a", "delta_b"),
+    *("mamba_z", "mamba_x", "mamba_B", "mamba_C", "mamba_dt", "conv_b", "conv_c", "conv_x"),
+}
+_BY_INPUT = {"o", "down", "latent_o", "delta_out", "mamba_out", "conv_out"}
 
 
 def make_mesh(num_devices: int) -> Mesh:
@@ -48,6 +40,11 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
+def sharded(mesh: Mesh, dimension: int) -> NamedSharding:
+    """What is divided evenly among the chips in one dimension."""
+    return NamedSharding(mesh, PartitionSpec(*[None] * dimension, AXIS))
+
+
 def pages_partition(ndim: int) -> PartitionSpec:
     """Pages by KV heads: `[pages, size, 2 * KV heads, D]`, or with 5 dimensions `[pages, KV heads, size, 2, D]`."""
     return PartitionSpec(None, AXIS) if ndim == 5 else PartitionSpec(None, None, AXIS)
@@ -59,8 +56,8 @@ def pages_sharding(mesh: Mesh, ndim: int) -> NamedSharding:
 
 
 def weight_sharding(mesh: Mesh, name: str, shape: tuple[int, ...]) -> NamedSharding:
-    """Projections into heads, MLP and experts by outputs, those back by inputs, embedding and head by tokens, sinks by
-    heads.
+    """Projections into heads, MLP, experts and recurrences by outputs, those back by inputs, embedding and head by
+    tokens, sinks by heads.
 
     What cannot be divided evenly, and all else, is on every chip.
     """
@@ -72,4 +69,4 @@ def weight_sharding(mesh: Mesh, name: str, shape: tuple[int, ...]) -> NamedShard
         dimension = 1
     if dimension is None or shape[dimension] % mesh.size:
         return replicated(mesh)
-    return NamedSharding(mesh, PartitionSpec(*[None] * dimension, AXIS))
+    return sharded(mesh, dimension)

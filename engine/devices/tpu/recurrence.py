@@ -12,8 +12,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import Mesh, PartitionSpec
 
 from .inputs import StepInputs
+from .mesh import AXIS
 
 CHUNK = 64  # tokens of a sequence that are computed together
 
@@ -71,6 +73,20 @@ def recur(states: jax.Array, inputs: Inputs, tokens: StepInputs, chunk: int = CH
 
     states, result = lax.fori_loop(0, ends[-1], compute, (states, result))
     return states, result[:T]
+
+
+def recur_on_chips(mesh: Mesh, states: jax.Array, inputs: Inputs, tokens: StepInputs) -> tuple[jax.Array, jax.Array]:
+    """The same on the chips of a mesh, of which each has some of the heads, or all where they cannot be divided."""
+    by_head = PartitionSpec(None, AXIS) if states.shape[1] % mesh.size == 0 else PartitionSpec()
+    on_chip = jax.shard_map(
+        recur,
+        mesh=mesh,
+        in_specs=(by_head, by_head, PartitionSpec()),
+        out_specs=(by_head, by_head),
+        check_vma=False,
+    )
+    after, outputs = on_chip(states, inputs, tokens)
+    return after, outputs
 
 
 def advance(state: jax.Array, inputs: Inputs) -> tuple[jax.Array, jax.Array]:

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from ....models.spec import Mamba2Spec
-from ..cache import StateShape
-from ..recurrence import Inputs, recur
+from ..cache import heads_state
+from ..heads import convolved_sizes
+from ..recurrence import Inputs, recur_on_chips
 from .convolution import Convolution
 from .mixer import Parts, Pass
 
@@ -17,11 +18,11 @@ class Mamba2:
     """A state space layer with a state `[heads, state dim, head dim]` of each sequence."""
 
     def __init__(self, spec: Mamba2Spec, layer: str, parts: Parts) -> None:
-        self._spec, self._layer = spec, f"{layer}.mamba"
+        self._spec, self._layer, self._mesh = spec, f"{layer}.mamba", parts.mesh
         self._convolution = Convolution(
-            f"{layer}.mamba_conv", spec.conv_size, spec.conv_kernel, parts, bias=spec.conv_bias
+            f"{layer}.mamba_conv", convolved_sizes(spec), spec.conv_kernel, parts, bias=spec.conv_bias
         )
-        self._index = parts.keep(StateShape((spec.num_heads, spec.state_dim, spec.head_dim)))
+        self._index = parts.keep(heads_state(parts.mesh, spec.num_heads, spec.state_dim, spec.head_dim))
 
     def __call__(self, x: jax.Array, step: Pass) -> jax.Array:
         """Let each token of `x [T, hidden]` change its sequence's state, and read from it."""
@@ -29,8 +30,7 @@ class Mamba2:
         T = len(x)
         scales = zip(("z", "x", "B", "C", "dt"), spec.input_scales, strict=True)
         z, *conv, dt = (scale * step.linear(f"{layer}_{name}", x) for name, scale in scales)
-        convolved = jax.nn.silu(self._convolution(jnp.concatenate(conv, axis=-1), step))
-        x, b, c = jnp.split(convolved, [spec.size, spec.size + spec.group_size], axis=-1)
+        x, b, c = map(jax.nn.silu, self._convolution(conv, step))
         x = x.reshape(T, spec.num_heads, spec.head_dim)
         b, c = (
             jnp.repeat(part.reshape(T, spec.num_groups, -1), spec.num_heads // spec.num_groups, axis=1)
@@ -38,7 +38,7 @@ class Mamba2:
         )
         dt = jnp.clip(jax.nn.softplus(dt + step.params[f"{layer}.dt_bias"]), *spec.dt_limits)
         inputs = Inputs(c, b, dt[:, :, None] * x, -jnp.exp(step.params[f"{layer}.A_log"]) * dt)
-        step.cache[self._index], result = recur(step.cache[self._index], inputs, step.tokens)
+        step.cache[self._index], result = recur_on_chips(self._mesh, step.cache[self._index], inputs, step.tokens)
         result += step.params[f"{layer}.D"][:, None] * x
         return step.linear(f"{layer}_out", self._gated(result.reshape(T, -1), z, step))
 

@@ -14,9 +14,10 @@ class ShortConv:
 
     def __init__(self, spec: ShortConvSpec, layer: str, parts: Parts) -> None:
         self._layer = layer
-        self._convolution = Convolution(f"{layer}.conv_taps", spec.size, spec.conv_kernel, parts, bias=spec.bias)
+        self._convolution = Convolution(f"{layer}.conv_taps", (spec.size,), spec.conv_kernel, parts, bias=spec.bias)
 
     def __call__(self, x: jax.Array, step: Pass) -> jax.Array:
         """Convolve the tokens of `x [T, hidden]` with those before them."""
         b, c, x = (step.linear(f"{self._layer}.conv_{name}", x) for name in "bcx")
-        return step.linear(f"{self._layer}.conv_out", c * self._convolution(b * x, step))
+        (convolved,) = self._convolution([b * x], step)
+        return step.linear(f"{self._layer}.conv_out", c * convolved)

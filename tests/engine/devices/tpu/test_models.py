@@ -35,7 +35,8 @@ def test_it_does_not_matter_how_prompts_are_chunked_and_mixed(name: str) -> None
     executor.close()
 
 
-# 2 KV heads are divided by 2 and doubled for 4; one is given to all; 4 and 6 are divided.
+# 2 KV heads are divided by 2 and doubled for 4; one is given to all; 4 and 6 are divided. Also divided are experts, and
+# the heads of latents and of recurrences, where there are enough.
 @pytest.mark.parametrize(
     ("name", "num_devices"),
     [
@@ -50,6 +51,14 @@ def test_it_does_not_matter_how_prompts_are_chunked_and_mixed(name: str) -> None
                 ("olmo2", 4),
                 ("falcon-one-norm", 2),
                 ("opt-350m", 4),
+                ("deepseek-v3", 4),
+                ("gpt-oss", 2),
+                ("qwen3_next-experts", 2),
+                ("qwen3_5", 4),
+                ("falcon-h1", 2),
+                ("nemotron-h-experts", 2),
+                ("lfm2", 4),
+                ("gemma3n", 2),
             ]
         ),
     ],
