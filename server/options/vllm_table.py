@@ -302,9 +302,10 @@ REFUSED = {
     "checkpoints in this format are not read: use an unquantized one with --quantization int8 or int4, or one in a "
     "format that docs/models.md lists": _of(
         "--quantization",
-        "aqlm auto-round deepseek_v4_fp8 fbgemm_fp8 fp_quant hqq inc modelopt modelopt_fp4 modelopt_mixed "
+        "aqlm auto-round deepseek_v4_fp8 fbgemm_fp8 fp_quant hqq modelopt modelopt_fp4 modelopt_mixed "
         "modelopt_mxfp8 neuron_quant nvfp4_per_token petit_nvfp4 qqq quark squeezellm torchao",
     ),
+    "leave it out: QUANT_CONFIG alone makes Gaudi cards compute in FP8, see docs/devices/hpu.md": "--quantization=inc",
     "--quantization takes one method for all weights, with --quantization-group-size": "--quantization-config=",
     "K and V have the same type in all layers: see --kv-cache-dtype": "--kv-cache-dtype-skip-layers=*",
     "weights stay in memory; --quantization makes them smaller": "--cpu-offload-gb=",

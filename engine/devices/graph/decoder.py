@@ -48,7 +48,7 @@ class GraphDecoder:
         self.windows = spec.windows()
         ropes = list(dict.fromkeys(a.rope for a in spec.attentions() if a.rope is not None))
         operations = operations or Operations()
-        loaded = Weights(weights, dtype, device, operations.rms_norm)
+        loaded = Weights(weights, dtype, device, operations)
         parts = Parts(
             loaded, self.windows, ropes, block_size, cache_dtype, device, attend, add_up, operations.rotate, KINDS
         )

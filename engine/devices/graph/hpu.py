@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from ...errors import DeviceError
 from ...weights.dtypes import DType
 from .adapter import DeviceMemory
 from .attention import no_plan
+from .hpu_fp8 import find_fp8
 from .hpu_kernels import find_kernels
 from .hpu_options import is_lazy
 from .options import GraphOptions
@@ -59,6 +61,9 @@ class HpuAdapter:
         self.compiles_only_layers = not self._is_lazy
         self.attend, self.operations = find_kernels()
         self.device = torch.device("hpu", 0)
+        if (fp8 := find_fp8(htorch.hpu.get_device_name().upper()[:6], self.device)) is not None:
+            self.dtypes = ("bfloat16",)
+            self.operations = replace(self.operations, store=fp8.store)
         how = {
             (True, False): "in lazy mode, with HPU graphs; Intel recommends torch.compile, PT_HPU_LAZY_MODE=0",
             (True, True): "in lazy mode, without graphs; Intel recommends torch.compile, PT_HPU_LAZY_MODE=0",

@@ -14,7 +14,7 @@ from ...weights.quantization import is_router
 from ...weights.tensor import DenseTensor
 from ..grouped_weights import GroupedMatrix
 from .grouped import Grouped
-from .operations import RmsNorm
+from .operations import Matrix, Operations, RmsNorm
 
 DTYPES: dict[DType, torch.dtype] = {
     "float32": torch.float32,
@@ -27,7 +27,7 @@ _STORAGE: dict[DType, torch.dtype] = {**DTYPES, "bfloat16": torch.uint16}  # num
 class Linear:
     """`x W^T`, with the bias if there is one, in the weights' dtype. `x [..., in_features]`."""
 
-    def __init__(self, weight: Tensor | Grouped, bias: Tensor | None) -> None:
+    def __init__(self, weight: Tensor | Matrix, bias: Tensor | None) -> None:
         self._weight = weight
         self._bias = None if bias is None else bias.to(weight.dtype)
 
@@ -65,8 +65,8 @@ class Norm:
 class Weights:
     """All weights of a model on one device: matrices in `dtype` or in groups, vectors and routers in float32.
 
-    They are copied one after the other, so that the host never has more than one of them beside the source. `rms_norm`
-    is the device's own, if it has one.
+    They are copied one after the other, so that the host never has more than one of them beside the source. The
+    device's own `operations` say how it normalizes, and which weights it keeps in another form.
     """
 
     def __init__(
@@ -74,27 +74,30 @@ class Weights:
         tensors: Iterable[tuple[str, DenseTensor | GroupedMatrix]],
         dtype: torch.dtype,
         device: torch.device,
-        rms_norm: RmsNorm | None = None,
+        operations: Operations | None = None,
     ) -> None:
         self._tensors: dict[str, Tensor] = {}
-        self._grouped: dict[str, Grouped] = {}
-        self._rms_norm = rms_norm
+        self._matrices: dict[str, Matrix] = {}
+        self._operations = operations or Operations()
         for name, tensor in tensors:
-            if isinstance(tensor, GroupedMatrix):
-                self._grouped[name] = Grouped(tensor, dtype, device)
+            host = tensor if isinstance(tensor, GroupedMatrix) else _host_tensor(tensor)
+            store = self._operations.store
+            if store is not None and (stored := store(name, host)) is not None:
+                self._matrices[name] = stored
+            elif isinstance(host, GroupedMatrix):
+                self._matrices[name] = Grouped(host, dtype, device)
             else:
-                host = _host_tensor(tensor)
                 in_floats = host.ndim == 1 or is_router(name)
                 self._tensors[name] = host.to(device, torch.float32 if in_floats else dtype)
 
     def __getitem__(self, name: str) -> Tensor:
-        """The weight as a tensor. A matrix that is kept in groups is dequantized, and then takes more memory."""
+        """The weight as a tensor. A matrix that is kept in another form is dequantized, and then takes more memory."""
         found = self._tensors.get(name)
-        return self._grouped[name].dense() if found is None else found
+        return self._matrices[name].dense() if found is None else found
 
-    def matrix(self, name: str) -> Tensor | Grouped:
+    def matrix(self, name: str) -> Tensor | Matrix:
         """The matrix of that name, as it is kept."""
-        return self._grouped.get(name) or self._tensors[name]
+        return self._matrices.get(name) or self._tensors[name]
 
     def linear(self, name: str, bias_of: str | None = None) -> Linear:
         """The linear layer of that name, with its own bias or another layer's."""
@@ -103,13 +106,13 @@ class Weights:
     def table(self, name: str) -> Callable[[Tensor], Tensor]:
         """What looks rows up in the matrix of that name: of indices `[...] int64` it makes `[..., columns]`."""
         found = self.matrix(name)
-        return found.rows if isinstance(found, Grouped) else found.__getitem__
+        return found.rows if isinstance(found, Grouped) else self[name].__getitem__
 
     def norm(self, name: str, spec: NormSpec | None, rows: int | None = None) -> Norm:
         """The norm of that name. Of inputs `[..., rows, size]`, each row may have weights of its own."""
         found = (self._tensors.get(f"{name}.{kind}") for kind in ("weight", "bias"))
         weight, bias = (vector if vector is None or rows is None else vector.view(rows, -1) for vector in found)
-        return Norm(spec, weight, bias, self._rms_norm)
+        return Norm(spec, weight, bias, self._operations.rms_norm)
 
 
 def _host_tensor(tensor: DenseTensor) -> Tensor:

@@ -337,6 +337,8 @@ class _Names(TorchFunctionMode):
             raise FakeDeviceError(f"{self._own} has no pinned memory")
         if func is Tensor.pin_memory:
             return args[0]
+        if func is torch.device:
+            return func(*args, **(kwargs or {}))
         leaves, structure = tree_flatten((args, kwargs or {}))
         meant = [self._meant(leaf) for leaf in leaves]
         args, kwargs = tree_unflatten(meant, structure)

@@ -33,7 +33,8 @@ _all_reduce_on_host = torch.distributed.all_reduce
 class FakeHpu:
     """What replaces habana_frameworks and torch.hpu. `fallbacks` is how often an operation ran on the CPU."""
 
-    def __init__(self, total_bytes: int = GIB, *, lazy: bool) -> None:
+    def __init__(self, total_bytes: int = GIB, *, lazy: bool, card: str = "GAUDI2") -> None:
+        self.card = card
         self.accelerator = Accelerator(
             "hpu", total_bytes, compiles_operations=not lazy, capture_refuses_parts=True, pins_memory=False
         )
@@ -70,6 +71,7 @@ class FakeHpu:
             synchronize=self._synchronize,
             mem_get_info=lambda device=None: accelerator.memory,
             is_available=lambda: True,
+            get_device_name=lambda device=None: self.card,
             metrics=metrics,
         )
         kernels = module(
@@ -247,3 +249,42 @@ def apply_rotary_pos_emb(p: Tensor, *args: Any) -> Tensor:
 
 
 apply_rotary_pos_emb.calls = 0  # type: ignore[attr-defined]
+
+
+def _cast_to_fp8_v2(
+    x: Tensor, scale: Tensor | None, stochastic_rounding: bool, is_amax: bool, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """`x` times the scale, saturated at what Gaudi 2 has (it keeps the greatest exponent for infinity), and amax.
+
+    Schemas: the TORCH_LIBRARY of https://github.com/HabanaAI/gaudi-pytorch-bridge. Use: apply_fp8_linear_hpu in
+    vllm_gaudi/extension/ops.py, with 1 / the input's scale.
+    """
+    assert not stochastic_rounding
+    assert not is_amax
+    assert scale is not None
+    assert scale.dtype == x.dtype == torch.bfloat16
+    return (x * scale).clamp(-240, 240).to(dtype), torch.zeros(())
+
+
+def _fp8_gemm_v2(*args: Any) -> Tensor:
+    """A product of matrices, times the scales of both, which the schema calls inverse."""
+    a, transposes_a, b, transposes_b, d, out_dtype, a_scale, b_scale, bias, accumulate = args
+    assert (transposes_a, transposes_b, d, bias, accumulate) == (False, True, None, None, False)
+    assert a.dim() == b.dim() == 2
+    assert a.dtype == b.dtype == torch.float8_e4m3fn
+    product = a.float() @ b.float().T * a_scale.float() * b_scale.float()
+    result: Tensor = product.to(out_dtype)
+    return result
+
+
+_library = torch.library.Library("hpu", "DEF")
+_library.define(
+    "cast_to_fp8_v2(Tensor input, Tensor? scale, bool stochastic_rounding, bool is_amax, ScalarType dtype) -> "
+    "(Tensor, Tensor)"
+)
+_library.define(
+    "fp8_gemm_v2(Tensor A, bool trans_A, Tensor B, bool trans_B, Tensor? D, ScalarType out_dtype, Tensor? A_scale_inv, "
+    "Tensor? B_scale_inv, Tensor? bias, bool accumulate) -> Tensor"
+)
+_library.impl("cast_to_fp8_v2", _cast_to_fp8_v2, "CPU")
+_library.impl("fp8_gemm_v2", _fp8_gemm_v2, "CPU")
