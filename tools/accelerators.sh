@@ -34,7 +34,7 @@ needs
 # The base with torch in the same place as in a vendor's base: among the packages of the system's Python, which has the
 # same version.
 torch_base() {
-    debian_base amd64
+    debian_base amd64 bookworm
     local debian=$base
     base=localhost/tidewheel-base:torch
     ! exists "$base" || return 0

@@ -261,7 +261,7 @@ REFUSED = {
     "--elastic-ep-max-dp-size= --enable-scale-out --enable-fault-tolerance --fault-tolerance-config= --tokens-only",
     "the server speaks only HTTP; leave it out": "--grpc --grpc-port=",
     "name the cores with --threads-bind, such as 0-31|32-63": "--numa-bind-nodes=* --numa-bind-cpus=*",
-    "name the accelerators with CUDA_VISIBLE_DEVICES, HABANA_VISIBLE_MODULES or NEURON_RT_VISIBLE_CORES": (
+    "name them with CUDA_VISIBLE_DEVICES or the variable of your accelerator (docs/devices/README.md)": (
         "--device-ids="
     ),
     "other users of this machine see it on the command line; set HF_TOKEN": "--hf-token=",

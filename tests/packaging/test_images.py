@@ -93,6 +93,12 @@ def test_the_extras_that_they_install_are_locked(device: str) -> None:
         assert (ROOT / "requirements" / f"{extra}.txt").exists()
 
 
+def test_images_on_debian_have_the_same_pinned_base() -> None:
+    named = [base for device in ("cpu", *ACCELERATORS) for base in instructions(device, "ARG") if "=debian:" in base]
+    (base,) = {*named}
+    assert re.fullmatch(r"BASE=debian:trixie-slim@sha256:[0-9a-f]{64}", base)
+
+
 @pytest.mark.parametrize("device", ACCELERATORS)
 def test_what_a_build_runs_reaches_it(device: str) -> None:
     allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}

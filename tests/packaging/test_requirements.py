@@ -28,15 +28,15 @@ def project() -> dict[str, Any]:
 
 
 def environment(machine: str) -> dict[str, str]:
-    """Debian 12's Python on a machine, as markers see it."""
+    """Debian 13's Python on a machine, as markers see it."""
     return {
         "implementation_name": "cpython",
         "os_name": "posix",
         "platform_machine": machine,
         "platform_python_implementation": "CPython",
         "platform_system": "Linux",
-        "python_full_version": "3.11.2",
-        "python_version": "3.11",
+        "python_full_version": "3.13.5",
+        "python_version": "3.13",
         "sys_platform": "linux",
         "extra": "",
     }

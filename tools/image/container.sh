@@ -40,13 +40,15 @@ mounted() {
     root=$(buildah mount "$container")
 }
 
-# debian_base ARCHITECTURE: makes the image $base, unless it is there. It has Debian's smallest set of packages without
-# manuals, as in debian:bookworm-slim, and the certificates that this machine trusts beside Debian's.
+# debian_base ARCHITECTURE [SUITE]: makes the image $base of Debian 13 or another suite, unless it is there. It has Debian's
+# smallest set of packages without manuals, as in debian:trixie-slim, and the certificates that this machine trusts beside
+# Debian's.
 debian_base() {
-    base=localhost/tidewheel-base:$1
+    local suite=${2:-trixie}
+    base=localhost/tidewheel-base:$1-$suite
     ! exists "$base" || return 0
-    debootstrap --arch="$1" --variant=minbase bookworm "$scratch/root" "$mirror"
-    for archive in "bookworm-updates $mirror" "bookworm-security ${mirror/%debian/debian-security}"; do
+    debootstrap --arch="$1" --variant=minbase "$suite" "$scratch/root" "$mirror"
+    for archive in "$suite-updates $mirror" "$suite-security ${mirror/%debian/debian-security}"; do
         echo "deb ${archive#* } ${archive% *} main" >>"$scratch/root/etc/apt/sources.list"
     done
     rm -rf "$scratch"/root/{usr/share/{doc,info,locale,man},var/cache/apt/*,var/lib/apt/lists/*,var/log/*}
