@@ -20,7 +20,7 @@ import devices_page  # noqa: E402
 def test_the_table_is_up_to_date() -> None:
     page = devices_page.PAGE.read_text("utf-8")
     assert devices_page.made(page, CONFIGS) == page, "run: python tools/devices_page.py"
-    with pytest.raises(ValueError, match="a block from <!-- families"):
+    with pytest.raises(ValueError, match="one block from <!-- families"):
         devices_page.made("# Devices\n", CONFIGS)
 
 
@@ -30,7 +30,7 @@ def test_every_device_with_hardware_of_its_own_has_a_column() -> None:
 
 def test_what_a_device_lacks_is_refused_in_its_column(monkeypatch: pytest.MonkeyPatch) -> None:
     def cell(device: str, family: str) -> str:
-        (row,) = [row for row in devices_page.table(CONFIGS).splitlines() if f" {family} " in row.replace(",", " ,")]
+        (row,) = [row for row in devices_page.families(CONFIGS).splitlines() if f" {family} " in row.replace(",", " ,")]
         return row.strip("| ").split(" | ")[2 + devices_page.COLUMNS.index(device)]
 
     assert cell("cuda", "llama") == "hardware"
