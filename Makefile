@@ -27,7 +27,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip
 # Object files stay here between builds, so a change of one source compiles only that source.
 NATIVE_BUILD := $(VENV)/native
-# The images use Debian 12's Python. All of them have the same version of each package.
+# Debian's images have Python 3.13, and vendors' bases may have an older one. All but JAX has one version for all.
 LOCK := $(VENV)/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 \
     --generate-hashes --no-header --no-annotate --constraint requirements/constraints.in --fork-strategy
 BUILD_TOOLS := scikit-build-core nanobind cmake ninja
