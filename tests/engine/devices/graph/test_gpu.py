@@ -1,4 +1,4 @@
-"""A real GPU gives what the reference gives. Without one these tests are skipped: run them where there is one."""
+"""A real GPU of NVIDIA or AMD gives what the reference gives. Without one these tests are skipped."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from engine.devices.made_models import PLAIN, SLOPES
 from harness import Harness, check_greedy
 
 from engine.devices.graph import loading, served
-from tidewheel.engine.devices import get_device
-from tidewheel.engine.devices.graph.accelerators import cuda
+from tidewheel.engine.devices.graph.accelerators import cuda, rocm
 from tidewheel.engine.devices.graph.attention import Context
 from tidewheel.engine.devices.memory_options import MemoryOptions
 from tidewheel.engine.models.spec import AttentionSpec
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 
+MAKE_DEVICE = cuda if torch.version.hip is None else rocm
 BLOCK_SIZE = 128
 HEADS_OF_64 = dataclasses.replace(PLAIN, head_dim=64, scale=0.125)
 HEADS_OF_128 = dataclasses.replace(PLAIN, num_heads=8, head_dim=128, scale=128**-0.5)
@@ -63,7 +63,7 @@ def test_compiled_attention_gives_what_gathering_gives(
 @pytest.mark.parametrize("enforce_eager", [False, True], ids=["graphs", "eager"])
 def test_a_storm_gives_the_reference_tokens(enforce_eager: bool) -> None:
     options = dataclasses.replace(FEW_BUCKETS, enforce_eager=enforce_eager)
-    device = get_device("cuda", [options, MemoryOptions(gpu_memory_utilization=0.1)])
+    device = MAKE_DEVICE(options, MemoryOptions(gpu_memory_utilization=0.1))
     executor = served.load(device, num_blocks=64)
     assert serve(executor, storm()) == reference("torch", "float32")
     stats = executor.stats()
@@ -74,7 +74,10 @@ def test_a_storm_gives_the_reference_tokens(enforce_eager: bool) -> None:
 @pytest.mark.parametrize("name", models_zoo.swept(models_zoo.EVERYWHERE))
 def test_greedy_tokens_and_logits_are_those_of_transformers(name: str) -> None:
     executor = loading.load(
-        models_zoo.folder(name), make_device=cuda, memory=MemoryOptions(gpu_memory_utilization=0.1), kv_cache_bytes=None
+        models_zoo.folder(name),
+        make_device=MAKE_DEVICE,
+        memory=MemoryOptions(gpu_memory_utilization=0.1),
+        kv_cache_bytes=None,
     )
     check_greedy(name, Harness(executor).generate(models_zoo.prompts(), 32, chunk=7))
     executor.close()
