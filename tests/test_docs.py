@@ -37,6 +37,7 @@ VARIABLE = re.compile(r"\bTIDEWHEEL_([A-Z_]+[A-Z])\b")
 FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 COMMANDS = ("serve", "bench", "eval", "quantize", "chat", "complete", "run-batch", "inspect", "pull", "list", "rm")
 DOCKER_OPTIONS = {"--gpus", "--net", "--privileged", "--runtime"}
+OF_OTHERS = {"tpu.md": {"--accelerator-type", "--force", "--runtime-version", "--xla"}}  # gcloud's, and how JAX's begin
 VLLM_FLAGS = {*vllm_flags(), *RENAMED, *CONVERTED}
 # Not in code, where brackets mean something else.
 LINK = re.compile(r"!?\[[^\]]*\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)")
@@ -107,7 +108,7 @@ def test_options_exist(page: Path) -> None:
     if page.parent.name == "load_tests":
         known |= options_of_load_tests()
     if page.parent.name == "devices":
-        known |= DOCKER_OPTIONS
+        known |= DOCKER_OPTIONS | OF_OTHERS.get(page.name, set())
     if page.name == "vllm.md":
         known |= VLLM_FLAGS
     named = {flag for code in re.findall(r"`(--[^`]*)`", prose(page)) for flag in FLAG.findall(code)}
