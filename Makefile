@@ -91,7 +91,7 @@ native-test: $(VENV)/.test-tools $(VENV)/.installed  ## the C++ tests
 	$(BIN)/ctest --test-dir $(NATIVE_BUILD) --output-on-failure --no-tests=error
 
 CROSS_ARCHITECTURES := aarch64 s390x
-# Other architectures have only the plain C++ kernels. To test them: make cross-test-riscv64 cross-test-ppc64le
+# Others take as long again, and are tested before a release, or by make cross-test-riscv64 cross-test-ppc64le
 cross-test-%: COMPILER = $*-linux-gnu
 cross-test-ppc64le: COMPILER = powerpc64le-linux-gnu
 

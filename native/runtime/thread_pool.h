@@ -17,6 +17,8 @@ namespace tidewheel {
 // The size of a cache line, the unit that caches exchange.
 #if defined(__s390x__)
 constexpr size_t kCacheLine = 256;
+#elif defined(__powerpc64__) || (defined(__APPLE__) && defined(__aarch64__))
+constexpr size_t kCacheLine = 128;
 #else
 constexpr size_t kCacheLine = 64;
 #endif

@@ -143,8 +143,9 @@ def accelerator(finding: Finding, ask: Callable[[str], Answer] = ask) -> DeviceS
 def cpu_model(root: Path = _ROOT) -> str:
     """The processor's name as it gives it, else its architecture. `root` is where `/proc` is found."""
     fields = _fields(root / "proc/cpuinfo")
-    # x86 names the model; IBM Z describes each processor in a line of its own, and ARM's kernel gives numbers only.
-    return fields.get("model name") or fields.get("processor 0") or platform.processor() or platform.machine()
+    # The second is POWER's. IBM Z describes each processor in a line of its own, and ARM's kernel gives numbers only.
+    names = ("model name", "cpu", "processor 0")
+    return next(filter(None, map(fields.get, names)), None) or platform.processor() or platform.machine()
 
 
 def render(report: DevicesReport) -> str:

@@ -145,6 +145,7 @@ def test_without_the_native_extension_the_rest_is_shown(monkeypatch: pytest.Monk
     [
         ("processor\t: 0\nmodel\t\t: 17\nmodel name\t: Some CPU @ 2 GHz\n\nmodel name\t: Other\n", "Some CPU @ 2 GHz"),
         ("vendor_id : IBM/S390\nprocessor 0: version = FF,  machine = 3931\n", "version = FF,  machine = 3931"),
+        ("processor\t: 0\ncpu\t\t: POWER9, altivec supported\nclock\t\t: 2166MHz\n", "POWER9, altivec supported"),
     ],
 )
 def test_processor_names(tmp_path: Path, cpuinfo: str, name: str) -> None:
