@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 def find_kernels() -> tuple[Attend, Operations]:
     """How to attend, normalize and rotate. The log names each kernel that is missing."""
-    sdpa = _kernel("kernels", "FusedSDPA", "prompts")
+    sdpa = _kernel("kernels", "FusedSDPA", "attention")
     rms_norm = _kernel("normalization", "FusedRMSNorm", "RMSNorm")
     apply = _kernel("kernels", "apply_rotary_pos_emb", "RoPE")
     modes = _kernel("kernels", "RotaryPosEmbeddingMode", "RoPE")
@@ -46,18 +46,19 @@ def _kernel(module: str, name: str, used_for: str) -> Any:
 
 def _attend(kernel: Any) -> Attend:
     def attend(q: Tensor, context: Context, layer: AttentionLayer) -> Tensor:
-        """Prompts in bfloat16 without more than scores and a softmax. What else there is, `gather_attention` does."""
+        """In bfloat16 without more than scores and a softmax. What else there is, `gather_attention` does."""
         num_queries = q.shape[1]
         is_plain = layer.spec.softcap is None and layer.slopes is None and layer.sinks is None
-        if num_queries == 1 or q.dtype != torch.bfloat16 or not is_plain:
+        if q.dtype != torch.bfloat16 or not is_plain:
             return gather_attention(q, context, layer)
         k, v, _, visible = gather(context, layer, num_queries)
         # Scores of unused slots must be numbers too: the mask is added to them.
         k = k.masked_fill(~visible.any(1)[:, :, None, None], 0.0)
         mask = torch.zeros_like(visible, dtype=q.dtype).masked_fill(~visible, -torch.inf)[:, None]
-        # No dropout, not causal beyond the mask, an exact softmax, and no scores kept for a backward pass.
+        # No dropout, not causal beyond the mask, and an exact softmax. With recomputation the scores of prompts take
+        # little memory. For one query optimum-habana's models do without (https://github.com/huggingface/optimum-habana).
         attended: Tensor = kernel.apply(
-            *(x.transpose(1, 2) for x in (q, k, v)), mask, 0.0, False, layer.spec.scale, "None", True
+            *(x.transpose(1, 2) for x in (q, k, v)), mask, 0.0, False, layer.spec.scale, "None", num_queries > 1
         )
         return attended.transpose(1, 2)
 

@@ -111,7 +111,7 @@ def test_memory_is_what_the_driver_has(install: Install) -> None:
 @pytest.mark.parametrize(
     ("module", "kernel", "used_for"),
     [
-        ("kernels", "FusedSDPA", "prompts"),
+        ("kernels", "FusedSDPA", "attention"),
         ("kernels", "RotaryPosEmbeddingMode", "RoPE"),
         ("normalization", "FusedRMSNorm", "RMSNorm"),
     ],
@@ -130,7 +130,7 @@ def test_a_release_without_a_kernel_is_told_which(
     assert f"habana_frameworks.torch.hpex.{module} has no {kernel}" in caplog.text
     assert f"torch's own operations compute {used_for}" in caplog.text
     has = {
-        "prompts": adapter.attend is not gather_attention,
+        "attention": adapter.attend is not gather_attention,
         "RoPE": adapter.operations.rotate is not None,
         "RMSNorm": adapter.operations.rms_norm is not None,
     }
@@ -138,21 +138,23 @@ def test_a_release_without_a_kernel_is_told_which(
 
 
 @pytest.mark.parametrize(
-    ("window", "softcap"), [(None, None), (9, None), (None, 2.0)], ids=["all", "window", "softcap"]
+    ("num_queries", "window", "softcap"),
+    [(12, None, None), (12, 9, None), (12, None, 2.0), (1, None, None), (1, 9, None)],
+    ids=["all", "window", "softcap", "decode", "decode-window"],
 )
-def test_prompts_are_attended_to_as_everywhere_else(
-    install: Install, window: int | None, softcap: float | None
+def test_prompts_and_decodes_attend_as_everywhere_else(
+    install: Install, num_queries: int, window: int | None, softcap: float | None
 ) -> None:
     install(False)
     adapter = HpuAdapter(GraphOptions())
-    S, Q, H, G, D, block_size = 2, 12, 4, 2, 16, 4
+    S, Q, H, G, D, block_size = 2, num_queries, 4, 2, 16, 4
     spec = dataclasses.replace(
         PLAIN, num_heads=H, num_kv_heads=G, head_dim=D, scale=0.3, sliding_window=window, softcap=softcap
     )
     generator = torch.Generator().manual_seed(3)
     keys, values = (torch.randn(9 * block_size, G, D, generator=generator).bfloat16() for _ in range(2))
     tables = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])
-    positions = torch.arange(Q).expand(S, Q)
+    positions = torch.arange(12 - Q, 12).expand(S, Q)
     keys[4 * block_size :: block_size * 4] = values[4 * block_size :: block_size * 4] = torch.nan  # behind the prompts
     context = Context(positions, tables, keys, values)
     layer = AttentionLayer(spec, block_size, None, None)
