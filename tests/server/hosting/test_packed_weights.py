@@ -40,6 +40,7 @@ def test_a_model_that_is_unloaded_at_once_is_packed_only_once(
     stored = shutil.copytree(dummy_model, tmp_path / "stored")
     save_weights(stored)
     cache = tmp_path / "cache"
+    cache.mkdir()
     models = ("--model", f"stored={stored}", "--model", f"other={other_model}")
     host = start_host(*models, "--cache-dir", str(cache), "--max-model-len", "64")
 
