@@ -26,7 +26,7 @@ PROMPT_LENGTHS = (1, 2, 5, 15, 16, 17, 33, 48)
 class Case:
     """A model to make: transformers' name of the family, and its config's fields.
 
-    `everywhere`: graph devices and TPUs have its mixers too. `attention` is the implementation to compare with.
+    `everywhere`: TPUs have its mixers too. `attention` is the implementation to compare with.
     """
 
     model_type: str

@@ -27,30 +27,28 @@ GRAPH = ("cuda", "rocm", "xpu", "hpu", "neuron", "graph-cpu")
 """The devices of the graph executor, which have the same mixers."""
 EVERYWHERE = ("cpu", *GRAPH, "tpu", "torch")
 
-_STATEFUL = ("cpu", "tpu", "torch")
-
 DEVICES_WITH: dict[str, tuple[str, ...]] = {
-    AltUpSpec.kind: ("cpu", "tpu", "torch"),
+    AltUpSpec.kind: EVERYWHERE,
     AttentionSpec.kind: EVERYWHERE,
-    DeltaNetSpec.kind: _STATEFUL,
-    Mamba2Spec.kind: _STATEFUL,
-    LatentAttentionSpec.kind: ("cpu", "tpu", "torch"),
-    LaurelSpec.kind: ("cpu", "tpu", "torch"),
+    DeltaNetSpec.kind: EVERYWHERE,
+    Mamba2Spec.kind: EVERYWHERE,
+    LatentAttentionSpec.kind: EVERYWHERE,
+    LaurelSpec.kind: EVERYWHERE,
     MlpSpec.kind: EVERYWHERE,
-    ExpertsSpec.kind: ("cpu", "tpu", "torch"),
+    ExpertsSpec.kind: EVERYWHERE,
     ParallelSpec.kind: EVERYWHERE,
-    ShortConvSpec.kind: _STATEFUL,
-    PerLayerSpec.kind: ("cpu", "tpu", "torch"),
+    ShortConvSpec.kind: EVERYWHERE,
+    PerLayerSpec.kind: EVERYWHERE,
 }
 """By kind of mixer, the devices that have it, as `--device` calls them."""
 
 FORMS_WITH: dict[str, tuple[str, ...]] = {
-    "attention to another layer's K and V": ("cpu", "tpu", "torch"),
-    "attention with normalized values": ("cpu", "tpu", "torch"),
-    "attention with keys as values": ("cpu", "tpu", "torch"),
-    "scaled gates of MLPs": ("cpu", "tpu", "torch"),
-    "scaled sums": ("cpu", "tpu", "torch"),
-    "MLPs with sparse gates": ("cpu", "tpu", "torch"),
+    "attention to another layer's K and V": EVERYWHERE,
+    "attention with normalized values": EVERYWHERE,
+    "attention with keys as values": EVERYWHERE,
+    "scaled gates of MLPs": EVERYWHERE,
+    "scaled sums": EVERYWHERE,
+    "MLPs with sparse gates": EVERYWHERE,
 }
 """By form of a mixer or a residual block that not all devices have, those that do."""
 

@@ -30,8 +30,9 @@ class Context:
     """What the tokens of a launch attend to: their own K and V are in the cache already.
 
     The token at `positions [S, Q]` sees the positions up to its own, within the layer's window. Position p of sequence
-    s is slot `p % block_size` of block `tables[s, p // block_size]`, `tables [S, W]`. `keys` and `values` are
-    `[blocks * block_size, G, D]`. What no token sees may be anything, NaN too. `plan` is what `PlanAttention` gave.
+    s is slot `p % block_size` of block `tables[s, p // block_size]`, `tables [S, W]`. `keys` are `[blocks * block_size,
+    G, D]`, and `values` as long or shorter. What no token sees may be anything, NaN too. `plan` is what `PlanAttention`
+    gave.
     """
 
     positions: Tensor
@@ -45,7 +46,7 @@ class Attend(Protocol):
     """A way to attend. It is compiled as a part of a launch: shapes are fixed and nothing depends on values."""
 
     def __call__(self, q: Tensor, context: Context, layer: AttentionLayer) -> Tensor:
-        """`q [S, Q, H, D]` in the cache's dtype; returns `[S, Q, H, D]` in any float dtype."""
+        """`q [S, Q, H, D]` in the cache's dtype; returns `[S, Q, H, size of a value]` in any float dtype."""
         ...
 
 
@@ -91,7 +92,8 @@ def gather(context: Context, layer: AttentionLayer, num_queries: int) -> tuple[T
         visible = visible & (distance < spec.sliding_window)
     k = context.keys.view(-1, block_size, G, D)[tables].view(S, C, G, D)
     used = visible.any(1)[:, :, None, None]
-    v = context.values.view(-1, block_size, G, D)[tables].view(S, C, G, D).masked_fill(~used, 0.0)
+    values = torch.unflatten(context.values, 0, (-1, block_size))[tables]
+    v = values.view(S, C, *values.shape[3:]).masked_fill(~used, 0.0)
     return k, v, distance, visible
 
 
@@ -116,4 +118,4 @@ def gather_attention(q: Tensor, context: Context, layer: AttentionLayer) -> Tens
     if layer.sinks is not None:
         total = total + torch.exp(layer.sinks.view(G, -1, 1, 1) - largest)
     result = torch.einsum("sghqc,scgd->sghqd", weights, v.float()) / total
-    return result.permute(0, 3, 1, 2, 4).reshape(S, Q, H, D)
+    return result.permute(0, 3, 1, 2, 4).reshape(S, Q, H, -1)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ...cancellation import Cancellation
 from ...errors import DeviceError
 from ...install_hint import install_command
-from ...models.spec import DecoderSpec
+from ...models.spec import DecoderSpec, LatentAttentionSpec, mixers
 from ...weights.dtypes import DType, KvCacheDType
 from ...weights.quantization import ACCELERATOR_METHODS, Quantization
 from ...weights.tensor import DenseTensor, WeightSource
@@ -75,10 +75,12 @@ class GraphDevice(Device):
         memory: MemoryOptions | None = None,
         parallel: ParallelOptions | None = None,
     ) -> None:
-        self.name = kind.name
-        self.capabilities = Capabilities(own_memory=kind.has_own_memory, quantizes=ACCELERATOR_METHODS, ceilings=True)
         self._kind, self._options, self._memory = kind, options or GraphOptions(), memory or MemoryOptions()
         self._size = (parallel or ParallelOptions()).tensor_parallel_size
+        self.name = kind.name
+        self.capabilities = Capabilities(
+            own_memory=kind.has_own_memory, quantizes=ACCELERATOR_METHODS, lora=self._size == 1, ceilings=True
+        )
 
     def default_dtype(self, checkpoint: DType) -> DType:
         """The checkpoint's type, if the device computes with it."""
@@ -143,6 +145,7 @@ class GraphDevice(Device):
             from .adapter import operations_of
             from .decoder import GraphDecoder
             from .executor import GraphExecutor
+            from .loras import LoraSlots
             from .weights import DTYPES
 
             module = import_module(self._kind.module, __package__)
@@ -157,10 +160,11 @@ class GraphDevice(Device):
         if options.dtype not in adapter.dtypes:
             known = " or ".join(adapter.dtypes)
             raise DeviceError(f"the {self.name} device does not compute in {options.dtype}: take --dtype {known}")
-        any_width = adapter.any_width and self._options.max_seq_len_to_capture is None
+        # Latents are gathered from whole tables.
+        any_width = adapter.any_width and self._options.max_seq_len_to_capture is None and not _has_latents(spec)
         plan = plan_buckets(self._options, _step_sizes(adapter, options, any_width))
-        loading = self._memory_use(adapter)
-        with self._room_for(f"the weights in {options.dtype}"):
+        loading, lora = self._memory_use(adapter), options.lora
+        with self._room_for(f"the weights in {options.dtype}" + (" and adapters" if lora else "")):
             decoder = GraphDecoder(
                 spec,
                 tensors,
@@ -174,20 +178,22 @@ class GraphDevice(Device):
                 plan_attention=adapter.plan_attention,
                 add_up=None if group is None else group.add_up,
                 operations=operations_of(adapter),
+                loras=None if lora is None else LoraSlots(lora, DTYPES[lora.dtype], adapter.device),
             )
         loading.tell(f"Pre-loading model weights on {adapter.device}")
         if not self.capabilities.own_memory:
             self._memory.warn_of_no_utilization("the device has no memory of its own")
         with self._room_for("the largest step: lower --max-num-batched-tokens or --max-num-seqs"):
             memory = self._profile(adapter, decoder, plan, loading) if self.capabilities.own_memory else None
-        limits = self._limits(adapter, self.kv_group_bytes(spec, options.cache_dtype), options, memory)
+        limits = self._limits(adapter, spec, options, memory)
         if memory is not None:
             logger.info("# %s blocks: %d, # CPU blocks: 0", self.name.upper(), limits.num_blocks)
         caching = self._memory_use(adapter)
         with self._room_for(
             f"a KV cache of {limits.num_blocks} blocks: lower --num-gpu-blocks-override or --gpu-memory-utilization"
         ):
-            decoder.allocate([group.num_blocks + 1 for group in limits.groups])  # with the padding block
+            # With the block and the slot for padding.
+            decoder.allocate([group.num_blocks + 1 for group in limits.groups], limits.num_states + 1)
         caching.tell("Initializing cache engine")
         return GraphExecutor(adapter, decoder, limits, plan, memory, self._options, caching)
 
@@ -206,12 +212,14 @@ class GraphDevice(Device):
         `loading` has measured since before the weights were loaded.
         """
         from .launches import Launches
+        from .staging import Padding
 
         buckets = [*plan.prompts, *plan.contexts, *plan.decodes]
         groups = len(decoder.windows)
-        decoder.allocate([1] * groups)
+        decoder.allocate([1] * groups, 1)
+        padding = Padding([0] * groups, row=len(decoder.hidden) - 1, state=0)
         wrapping = self._memory_use(adapter)
-        launches = Launches(adapter, decoder, buckets, [0] * groups, adapter.block_size)
+        launches = Launches(adapter, decoder, buckets, padding, adapter.block_size)
         if adapter.captures and self._kind.graph_name is not None:
             wrapping.tell(f"Wrapping in {self._kind.graph_name}")
         loading.tell("Loading model weights", "took in total")
@@ -226,13 +234,14 @@ class GraphDevice(Device):
         )
 
     def _limits(
-        self, adapter: Adapter, groups: list[GroupBytes], options: ExecutorOptions, memory: MemoryPlan | None
+        self, adapter: Adapter, spec: DecoderSpec, options: ExecutorOptions, memory: MemoryPlan | None
     ) -> ExecutorLimits:
+        groups = self.kv_group_bytes(spec, options.cache_dtype)
         kv_cache_bytes = options.kv_cache_bytes
         if memory is not None:
             kv_cache_bytes = min(memory.kv_cache, memory.kv_cache if kv_cache_bytes is None else kv_cache_bytes)
         return replace(
-            options.limits(groups, adapter.block_size, kv_cache_bytes),
+            options.limits(groups, adapter.block_size, kv_cache_bytes, state_bytes=spec.state_bytes),
             mixed_steps=False,
             chunked_prefill=adapter.chunked_prefill,
             max_prefill_seqs=adapter.max_prefill_seqs,
@@ -247,6 +256,10 @@ class GraphDevice(Device):
             yield
         except torch.OutOfMemoryError as error:
             raise DeviceError(f"the {self.name} device has no memory for {what}") from error
+
+
+def _has_latents(spec: DecoderSpec) -> bool:
+    return any(isinstance(mixer, LatentAttentionSpec) for layer in spec.layers for mixer in mixers(layer))
 
 
 def _step_sizes(adapter: Adapter, options: ExecutorOptions, any_width: bool) -> StepSizes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ...errors import DeviceError
 from ...weights.dtypes import DType
+from ...weights.lora import LoraAdapter
 from ..batch import SamplingBatch, StepBatch, StepOutput
 from ..bucket_stats import BucketStats
 from ..bucketing import Bucket, BucketPlan
@@ -26,7 +27,7 @@ from .launches import Head, Launches
 from .memory import MemoryPlan, MemoryUse
 from .options import GraphOptions
 from .splitting import Splitter
-from .staging import HostMemory, pack
+from .staging import HostMemory, Padding, pack
 from .warm_up import Phase, warm_up
 
 logger = logging.getLogger(__name__)
@@ -65,8 +66,10 @@ class GraphExecutor(Executor):
         self._host_logits = HostMemory(torch.float32, adapter.device)
         self._warned = False
         buckets = [*plan.prompts, *plan.contexts, *plan.decodes]
-        padding = [group.padding_block for group in limits.groups]
-        self._launches: Launches | None = Launches(adapter, decoder, buckets, padding, limits.block_size)
+        blocks = [group.padding_block for group in limits.groups]
+        self._padding = Padding(blocks, self._spare_row, limits.num_states)
+        self._loras = decoder.loras
+        self._launches: Launches | None = Launches(adapter, decoder, buckets, self._padding, limits.block_size)
         self._started: _Started | None = None
 
     def warm_up(self, progress: Callable[[int, int], None]) -> None:
@@ -103,11 +106,21 @@ class GraphExecutor(Executor):
 
     def copy_blocks(self, pairs: NDArray[np.int32], group: int = 0) -> None:
         """Copy KV blocks of a cache group, `pairs[i] = (from, to)`, shape [N, 2]."""
-        self._adapter.enter()
-        launches = self._loaded()
-        launches.begin_step()
-        launches.copy_blocks(pairs, group)
-        self._adapter.synchronize()  # another copy, or a step, may now use the same host memory
+        self._copy([pairs], group)
+
+    def copy_states(self, pairs: NDArray[np.int32]) -> None:
+        """Copy recurrent state between slots, `pairs[i] = (from, to)`, shape [N, 2], one after the other."""
+        self._copy(_independent(pairs), None)
+
+    def load_lora(self, number: int, adapter: LoraAdapter) -> None:
+        """Keep an adapter on the host until a step needs it. Raises DeviceError for one that cannot be computed."""
+        assert self._loras is not None
+        self._loras.load(number, adapter)
+
+    def drop_lora(self, number: int) -> None:
+        """Forget an adapter."""
+        assert self._loras is not None
+        self._loras.drop(number)
 
     def close(self) -> None:
         """Free weights, cache and graphs. Calling it twice is allowed."""
@@ -137,10 +150,15 @@ class GraphExecutor(Executor):
     def _run_layers(
         self, launches: Launches, batch: StepBatch, token_ids: NDArray[np.int32], token_rows: NDArray[np.int32]
     ) -> None:
-        padding = [group.padding_block for group in self.limits.groups]
+        num_sequences = len(batch.context_len)
+        adapters = (
+            np.zeros(num_sequences, np.int32)
+            if self._loras is None
+            else self._loras.slots_of(batch.adapters, num_sequences)
+        )
         for phase, bucket, sequences, is_planned in self._splitter.split(batch):
             packed = pack(
-                batch, token_ids, sequences, bucket, token_rows, padding, self.limits.block_size, self._spare_row
+                batch, token_ids, adapters, sequences, bucket, token_rows, self._padding, self.limits.block_size
             )
             if is_planned:
                 num_tokens = np.diff(batch.query_start)[sequences].sum()
@@ -148,6 +166,14 @@ class GraphExecutor(Executor):
                 continue
             self._warn(phase, bucket)
             launches.body_outside(bucket, packed)
+
+    def _copy(self, parts: Iterable[NDArray[np.int32]], group: int | None) -> None:
+        self._adapter.enter()
+        launches = self._loaded()
+        for pairs in parts:
+            launches.begin_step()
+            launches.copy(pairs, group)
+            self._adapter.synchronize()  # another copy, or a step, may now use the same host memory
 
     def _warn(self, phase: Phase, bucket: Bucket) -> None:
         if not self._warned:
@@ -235,6 +261,18 @@ class _Started:
             for row, raw in zip(rows.tolist(), host.numpy(), strict=True):
                 sample_row(raw, sampling, row, output)
         return output
+
+
+def _independent(pairs: NDArray[np.int32]) -> Iterator[NDArray[np.int32]]:
+    """Pairs in an order, in parts of which each can be copied at once."""
+    start, sources, targets = 0, set[int](), set[int]()
+    for i, (source, target) in enumerate(pairs.tolist()):
+        if source in targets or target in targets or target in sources:
+            yield pairs[start:i]
+            start, sources, targets = i, set(), set()
+        sources.add(source)
+        targets.add(target)
+    yield pairs[start:]
 
 
 def _pieces(rows: NDArray[np.intp], most: int) -> list[NDArray[np.intp]]:

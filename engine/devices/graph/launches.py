@@ -22,7 +22,7 @@ from ..bucketing import Bucket
 from .adapter import Adapter, operations_of
 from .decoder import GraphDecoder
 from .sampler import greedy, sample
-from .staging import Staging, num_inputs, pack_padding
+from .staging import Padding, Staging, num_inputs, pack_padding
 from .warm_up import Phase
 
 logger = logging.getLogger(__name__)
@@ -34,14 +34,14 @@ NUM_PARAMETERS = 5  # of a row that is sampled on the device, see `sample`
 _FEWEST_ROWS = 8
 _MAX_ROWS = 256
 _MAX_LOGITS_ROWS = 64  # to keep or to sort: takes up to 8 bytes x vocabulary x rows several times
-_COPIES = (1, 8, 64)  # blocks that are copied together
+_COPIES = (1, 8, 64)  # blocks, or slots of state, that are copied together
 
 
 class Launches:
     """The launches of a loaded decoder. They are padded: bodies to buckets, the others to powers of two.
 
-    They write to the KV cache, to `decoder.hidden`, to `decoder.tokens` or to `logits [rows, vocab]`, which all stay
-    where they are, as do their inputs.
+    They write to the KV cache, to recurrent state, to `decoder.hidden`, to `decoder.tokens` or to `logits [rows,
+    vocab]`, which all stay where they are, as do their inputs. A `padding.state` of 0 says that there is no state.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Launches:
         adapter: Adapter,
         decoder: GraphDecoder,
         buckets: Sequence[Bucket],
-        padding_blocks: Sequence[int],
+        padding: Padding,
         block_size: int,
     ) -> None:
         device = adapter.device
@@ -58,12 +58,12 @@ class Launches:
         few = min(most, _MAX_LOGITS_ROWS)
         self.max_rows: dict[Head, int] = {"greedy": most, "sampled": few, "logits": few}
         self.logits = torch.zeros((few + 1, decoder.vocab_size), device=device)
-        sizes = [num_inputs(bucket, len(padding_blocks)) for bucket in buckets]
+        sizes = [num_inputs(bucket, len(padding.blocks)) for bucket in buckets]
         self._inputs = Staging(torch.int32, device, max([*sizes, 2 * most, 2 * _COPIES[-1]]))
         wide = torch.float64 if adapter.has_float64 else torch.float32
         self._parameters = Staging(wide, device, NUM_PARAMETERS * few)
         self._adapter, self._decoder = adapter, decoder
-        self._padding_blocks, self._block_size = padding_blocks, block_size
+        self._padding, self._block_size = padding, block_size
         self._compiled: dict[Hashable, _Launch] = {}
         self._num_after_warm_up: int | None = None
         self._num_outside = 0
@@ -100,7 +100,7 @@ class Launches:
         """Run the launches that take the most memory on padding, without compiling them."""
         attending = max(buckets, key=lambda bucket: bucket.num_tokens * bucket.width)
         for bucket in {max(buckets, key=lambda bucket: bucket.num_tokens), attending}:
-            staged = self._inputs.inputs(num_inputs(bucket, len(self._padding_blocks)))
+            staged = self._inputs.inputs(num_inputs(bucket, len(self._padding.blocks)))
             self._write_padding(bucket, staged)
             self._adapter.run(partial(self._decoder.forward, staged, *bucket))
         for head, rows in self.max_rows.items():
@@ -113,9 +113,10 @@ class Launches:
         for head, most in self.max_rows.items():
             for rows in _sizes_up_to(most):
                 self._warm_up(self._head(head, rows), captures)
-        for group in range(len(self._padding_blocks)):
+        groups = [*range(len(self._padding.blocks)), *([None] if self._padding.state else [])]
+        for group in groups:
             for count in _COPIES:
-                padding = np.full(2 * count, self._padding_blocks[group], np.int32)
+                padding = np.full(2 * count, self._padding_of(group), np.int32)
                 self._write_apart(padding, self._copies(group, count).inputs[0])
                 self._warm_up(self._copies(group, count), captures)
 
@@ -162,20 +163,25 @@ class Launches:
             self._parameters.write(values.ravel(), launch.inputs[1])
         launch.run()
 
-    def copy_blocks(self, pairs: NDArray[np.int32], group: int) -> None:
-        """Copy KV blocks of a cache group, `pairs [N, 2]`, from the first to the second."""
+    def copy(self, pairs: NDArray[np.int32], group: int | None) -> None:
+        """Copy KV blocks of a cache group, or for None slots of recurrent state, `pairs [N, 2]`, at once.
+
+        None is copied both from and to.
+        """
         for start in range(0, len(pairs), _COPIES[-1]):
             some = pairs[start : start + _COPIES[-1]]
             count = min(size for size in _COPIES if size >= len(some))
-            padded = np.full((count, 2), self._padding_blocks[group], np.int32)
+            padded = np.full((count, 2), self._padding_of(group), np.int32)
             padded[: len(some)] = some
             launch = self._copies(group, count)
             self._inputs.write(padded.ravel(), launch.inputs[0])
             launch.run()
 
+    def _padding_of(self, group: int | None) -> int:
+        return self._padding.state if group is None else self._padding.blocks[group]
+
     def _write_padding(self, bucket: Bucket, inputs: Tensor) -> None:
-        spare_row = len(self._decoder.hidden) - 1
-        self._write_apart(pack_padding(bucket, self._padding_blocks, self._block_size, spare_row), inputs)
+        self._write_apart(pack_padding(bucket, self._padding, self._block_size), inputs)
 
     def _write_apart(self, values: NDArray[np.int32], inputs: Tensor) -> None:
         """Write inputs outside of a step."""
@@ -193,7 +199,7 @@ class Launches:
 
         decoder, (num_sequences, query_len, width) = self._decoder, bucket
         layers = decoder.compiled_layers(self._compile) if self._adapter.compiles_only_layers else None
-        return body, self._inputs.inputs(num_inputs(bucket, len(self._padding_blocks)))
+        return body, self._inputs.inputs(num_inputs(bucket, len(self._padding.blocks)))
 
     def _head(self, head: Head, rows: int) -> _Launch:
         return self._launch((head, rows), lambda: self._head_function(head, rows))
@@ -221,15 +227,20 @@ class Launches:
             return logits_head, staged
         return sampled_head, staged, self._parameters.inputs(NUM_PARAMETERS * rows)
 
-    def _copies(self, group: int, count: int) -> _Launch:
-        def copy(staged: Tensor) -> None:
+    def _copies(self, group: int | None, count: int) -> _Launch:
+        def copy_blocks(staged: Tensor) -> None:
             blocks = staged.long().view(-1, 2, 1)
             slots = blocks * block_size + torch.arange(block_size, device=staged.device)
             source, target = slots.unbind(1)
-            decoder.copy_slots(source.flatten(), target.flatten(), group)
+            decoder.copy_slots(source.flatten(), target.flatten(), 0 if group is None else group)
+
+        def copy_states(staged: Tensor) -> None:
+            source, target = staged.long().view(-1, 2).unbind(1)
+            decoder.copy_states(source, target)
 
         decoder, block_size = self._decoder, self._block_size
-        return self._launch(("copies", group, count), lambda: (copy, self._inputs.inputs(2 * count)))
+        function = copy_states if group is None else copy_blocks
+        return self._launch(("copies", group, count), lambda: (function, self._inputs.inputs(2 * count)))
 
     def _launch(self, key: Hashable, function: Callable[[], _Function], *, compiles: bool | None = None) -> _Launch:
         if (launch := self._compiled.get(key)) is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -77,28 +78,59 @@ class Staging:
         inputs.copy_(piece, non_blocking=self._host.pinned)
 
 
+class Padding(NamedTuple):
+    """What padding names: a block of each cache group, a row of hidden states, a slot of recurrent state."""
+
+    blocks: Sequence[int]
+    row: int
+    state: int
+
+
+class StagedTokens(NamedTuple):
+    """The inputs of a launch: S sequences, Q tokens each, G cache groups with tables of W blocks.
+
+    `token_ids`, `positions` and `rows` of hidden states are `[S, Q]`, `slots` of caches `[G, S, Q]`, and `tables [G, S,
+    W]`. Of each sequence `[S]` there are its slot of recurrent state, how many of its tokens are not padding, and the
+    slot of its adapter.
+    """
+
+    token_ids: Any
+    positions: Any
+    rows: Any
+    slots: Any
+    tables: Any
+    state_slots: Any
+    lengths: Any
+    adapters: Any
+
+
 def num_inputs(bucket: Bucket, num_groups: int) -> int:
     """How many values `pack` gives."""
-    return (3 + num_groups) * bucket.num_tokens + num_groups * bucket.batch_size * bucket.width
+    return (3 + num_groups) * bucket.num_tokens + num_groups * bucket.batch_size * bucket.width + 3 * bucket.batch_size
+
+
+def unpack(staged: Tensor, num_sequences: int, query_len: int, width: int, num_groups: int) -> StagedTokens:
+    """The inputs of a launch on the device, as int64."""
+    return _parts(staged.long(), Bucket(num_sequences, query_len, width), num_groups)
 
 
 def pack(
     batch: StepBatch,
     token_ids: NDArray[np.int32],
+    adapters: NDArray[np.int32],
     sequences: NDArray[np.intp],
     bucket: Bucket,
     token_rows: NDArray[np.int32],
-    padding_blocks: Sequence[int],
+    padding: Padding,
     block_size: int,
-    spare_row: int,
 ) -> NDArray[np.int32]:
     """The inputs of `GraphDecoder.forward` for some sequences of a batch, padded to a bucket.
 
-    `token_ids [T]` take the place of the batch's. `token_rows [T]` are the rows of hidden states that the batch's
-    tokens write; padding writes `spare_row`. K and V of padding go to each group's padding block, which unused entries
-    of the tables name too.
+    `token_ids [T]` take the place of the batch's. `adapters` are the slots of all its sequences' adapters. `token_rows
+    [T]` are the rows of hidden states that the batch's tokens write. K and V of padding go to each group's padding
+    block, which unused entries of the tables name too.
     """
-    S, Q, W = bucket
+    Q, W = bucket.query_len, bucket.width
     count = len(sequences)
     start = batch.query_start[sequences, None]
     lengths = batch.query_start[sequences + 1, None] - start
@@ -108,32 +140,50 @@ def pack(
     token = start + np.minimum(column, lengths - 1)
     is_real = column < lengths
     positions = batch.positions[token]
-    tables = (batch.block_tables, *batch.window_tables)
-    packed = np.zeros(num_inputs(bucket, len(tables)), np.int32)
-    per_token = packed[: (3 + len(tables)) * S * Q].reshape(-1, S, Q)
-    packed_tables = packed[(3 + len(tables)) * S * Q :].reshape(-1, S, W)
-    per_token[0, :count] = token_ids[token]
-    per_token[1, :count] = positions
-    per_token[2] = spare_row
-    per_token[2, :count][is_real] = token_rows[token[is_real]]
+    packed, staged = _padded(bucket, padding, block_size)
+    staged.token_ids[:count] = token_ids[token]
+    staged.positions[:count] = positions
+    staged.rows[:count][is_real] = token_rows[token[is_real]]
     width = min(W, batch.block_tables.shape[1])
-    for group, (table, padding) in enumerate(zip(tables, padding_blocks, strict=True)):
+    for group, table in enumerate((batch.block_tables, *batch.window_tables)):
         slots = table[sequences[:, None], positions // block_size] * block_size + positions % block_size
-        per_token[3 + group] = padding * block_size
-        per_token[3 + group, :count][is_real] = slots[is_real]
-        packed_tables[group] = padding
-        packed_tables[group, :count, :width] = table[sequences, :width]
+        staged.slots[group, :count][is_real] = slots[is_real]
+        staged.tables[group, :count, :width] = table[sequences, :width]
+    if batch.state_slots is not None:
+        staged.state_slots[:count] = batch.state_slots[sequences]
+    staged.lengths[:count] = lengths[:, 0]
+    staged.adapters[:count] = adapters[sequences]
     return packed
 
 
-def pack_padding(bucket: Bucket, padding_blocks: Sequence[int], block_size: int, spare_row: int) -> NDArray[np.int32]:
+def pack_padding(bucket: Bucket, padding: Padding, block_size: int) -> NDArray[np.int32]:
     """The same inputs of a launch that is all padding."""
+    return _padded(bucket, padding, block_size)[0]
+
+
+def _padded(bucket: Bucket, padding: Padding, block_size: int) -> tuple[NDArray[np.int32], StagedTokens]:
+    packed = np.zeros(num_inputs(bucket, len(padding.blocks)), np.int32)
+    staged = _parts(packed, bucket, len(padding.blocks))
+    staged.rows[:] = padding.row
+    staged.state_slots[:] = padding.state
+    for group, block in enumerate(padding.blocks):
+        staged.slots[group] = block * block_size
+        staged.tables[group] = block
+    return packed, staged
+
+
+def _parts(values: Any, bucket: Bucket, num_groups: int) -> StagedTokens:
+    """Views of an array of numpy or of torch."""
     S, Q, W = bucket
-    packed = np.zeros(num_inputs(bucket, len(padding_blocks)), np.int32)
-    per_token = packed[: (3 + len(padding_blocks)) * S * Q].reshape(-1, S, Q)
-    packed_tables = packed[(3 + len(padding_blocks)) * S * Q :].reshape(-1, S, W)
-    per_token[2] = spare_row
-    for group, padding in enumerate(padding_blocks):
-        per_token[3 + group] = padding * block_size
-        packed_tables[group] = padding
-    return packed
+    tables, sequences = (3 + num_groups) * S * Q, (3 + num_groups) * S * Q + num_groups * S * W
+    of_tokens, of_sequences = values[:tables].reshape(3 + num_groups, S, Q), values[sequences:].reshape(3, S)
+    return StagedTokens(
+        of_tokens[0],
+        of_tokens[1],
+        of_tokens[2],
+        of_tokens[3:],
+        values[tables:sequences].reshape(num_groups, S, W),
+        of_sequences[0],
+        of_sequences[1],
+        of_sequences[2],
+    )

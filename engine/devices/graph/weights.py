@@ -99,6 +99,11 @@ class Weights:
         """The matrix of that name, as it is kept."""
         return self._matrices.get(name) or self._tensors[name]
 
+    def take(self, name: str) -> Tensor:
+        """A weight that the caller keeps in another form, and nobody asks for again."""
+        found = self._tensors.pop(name, None)
+        return self._matrices.pop(name).dense() if found is None else found
+
     def linear(self, name: str, bias_of: str | None = None) -> Linear:
         """The linear layer of that name, with its own bias or another layer's."""
         return Linear(self.matrix(f"{name}.weight"), self._tensors.get(f"{bias_of or name}.bias"))

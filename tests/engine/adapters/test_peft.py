@@ -17,6 +17,7 @@ from optional_packages import require_packages
 
 from tidewheel.engine.adapters.peft_folder import read_peft_folder
 from tidewheel.engine.devices.limits import LoraLimits
+from tidewheel.engine.errors import DeviceError
 from tidewheel.engine.models import describe
 from tidewheel.engine.weights import open_source, read_config
 from tidewheel.engine.weights.dummy import DummySource
@@ -37,7 +38,12 @@ MODELS = [
     "granitemoehybrid", "lfm2", *_MIXTURES, *_MORE_MIXTURES,
 ]  # fmt: skip
 # Torch computes each kind of layer that an adapter changes.
-_ON_TORCH = ("gpt2-scaled", "minicpm3", "qwen3_5", "mamba2", "lfm2", "gpt-oss")
+_CHOSEN = {
+    "torch": ("gpt2-scaled", "minicpm3", "qwen3_5", "mamba2", "lfm2", "gpt-oss"),
+    "graph": ("minicpm3", "qwen3_5"),
+}
+# Adapters of these change experts, which graph devices compute without adapters.
+_OF_EXPERTS = (*_MIXTURES, *_MORE_MIXTURES)
 # Latents are expanded head by head, which adapters cannot change. Peft refuses the other linear layer of a Mamba2, and
 # makes parameters of a Qwen3-Next's MLPs, which could be experts. With the names that experts once had, it finds their
 # parameters in some families.
@@ -97,12 +103,11 @@ def check(found: Any, expected: Any) -> None:
         pytest.param(
             device,
             model,
-            marks=pytest.mark.sweep
-            if model in _MORE_MIXTURES or (device == "torch" and model not in _ON_TORCH)
-            else (),
+            marks=pytest.mark.sweep if model in _MORE_MIXTURES or model not in _CHOSEN.get(device, MODELS) else (),
         )
-        for device in _DEVICES[:2]
+        for device in (*_DEVICES[:2], "graph")
         for model in MODELS
+        if device != "graph" or model not in _OF_EXPERTS
     ],
 )
 def test_an_adapter_computes_what_peft_does(device: str, model: str) -> None:
@@ -132,8 +137,15 @@ def test_an_adapter_computes_what_peft_does(device: str, model: str) -> None:
     ],
     ids=str,
 )
-@pytest.mark.parametrize("device", [pytest.param("torch", marks=pytest.mark.sweep), _DEVICES[1]])
+@pytest.mark.parametrize(
+    "device",
+    [pytest.param("torch", marks=pytest.mark.sweep), _DEVICES[1], pytest.param("graph", marks=pytest.mark.sweep)],
+)
 def test_embeddings_and_heads_may_change(device: str, model: str, fields: dict[str, Any]) -> None:
+    if device == "graph" and ("modules_to_save" in fields or fields.get("ensure_weight_tying")):
+        with pytest.raises(DeviceError, match=r"this adapter has its own .* no room: take --device cpu"):
+            loaded(device, model, 2, 3, **fields)
+        return
     running = loaded(device, model, 2, 3, **fields)
     found = running.logits(TOKENS, adapter=2)
     check(found, lora_zoo.logits(model, TOKENS, 3, **fields))

@@ -8,10 +8,10 @@ from typing import ClassVar
 
 import pytest
 from engine.devices.made_models import decoder
-from model_configs import CONFIGS, GEMMA4, MINICPM3
+from model_configs import CONFIGS, GEMMA4
 
 from tidewheel.engine.devices import DEVICE_NAMES
-from tidewheel.engine.devices.coverage import DEVICES_WITH, EVERYWHERE, GRAPH, missing_kinds, require_mixers
+from tidewheel.engine.devices.coverage import DEVICES_WITH, EVERYWHERE, FORMS_WITH, GRAPH, missing_kinds, require_mixers
 from tidewheel.engine.errors import DeviceError
 from tidewheel.engine.models import describe
 from tidewheel.engine.models.spec import mixers
@@ -60,15 +60,13 @@ def test_the_cpu_lowers_what_it_is_known_to_have() -> None:
             lower(spec, {}, 16)
 
 
-def test_forms_that_a_device_lacks_are_refused_by_name() -> None:
-    with pytest.raises(DeviceError, match=r"no per_layer .*normalized values .*scaled sums, which gemma4 models need"):
-        require_mixers("cuda", describe(GEMMA4).spec)
-    with pytest.raises(
-        DeviceError, match=r"cuda device has no latent_attention, .*: choose --device cpu or tpu or torch"
-    ):
-        require_mixers("cuda", describe(MINICPM3).spec)
-    for device in ("cpu", "tpu"):
+def test_forms_that_a_device_lacks_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    for device in EVERYWHERE:
         require_mixers(device, describe(GEMMA4).spec)
+    for form in ("attention with normalized values", "scaled sums"):
+        monkeypatch.setitem(FORMS_WITH, form, ("cpu",))
+    with pytest.raises(DeviceError, match=r"no attention with normalized values .*scaled sums, which gemma4 .* cpu$"):
+        require_mixers("cuda", describe(GEMMA4).spec)
 
 
 def test_the_refusal_names_the_devices_that_can(monkeypatch: pytest.MonkeyPatch) -> None:

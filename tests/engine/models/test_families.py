@@ -31,9 +31,11 @@ TORCH_PROMPT_LENGTHS = (1, 17, 48)
 OF_LEVELS = ("gemma2", "mpt", "gpt-oss", "deepseek-v3", "qwen3_5-experts", "falcon-h1", "lfm2")
 # For torch, each kind of layer, and what is around them.
 OF_TORCH = (*OF_LEVELS, "gemma3n", "opt-350m", "phi3-longrope", "cohere2")
-# Windows, two ropes, projections around the layers, residual blocks side by side, ALiBi, and long contexts. All that
-# families need of a layer is in test_specs.py.
-OF_GRAPHS = ("mistral-window", "gemma3", "opt-350m", "cohere2", "mpt", "gpt2-scaled", "phi3-longrope")
+# Windows, two ropes, projections around the layers, residual blocks side by side, ALiBi, long contexts, streams with
+# per-layer embeddings, and latents. All that families need of a layer is in test_specs.py.
+OF_GRAPHS = (
+    "mistral-window", "gemma3", "opt-350m", "cohere2", "mpt", "gpt2-scaled", "phi3-longrope", "gemma3n", "deepseek-v3",
+)  # fmt: skip
 # Each model takes a second to compile. These have windows with two ropes; latents and experts; and several streams with
 # inputs of each layer, K and V of other layers.
 OF_TPUS = ("gemma3", "deepseek-v3", "gemma3n")
@@ -64,7 +66,7 @@ def prompts_for(device: Device) -> list[list[int]]:
     ("device", "name"),
     [
         *over_devices(models_zoo.CASES, levels=OF_LEVELS, torch=OF_TORCH),
-        *on("graph", models_zoo.EVERYWHERE, OF_GRAPHS),
+        *on("graph", models_zoo.CASES, OF_GRAPHS),
         *on("tpu", models_zoo.CASES, OF_TPUS),
     ],
     indirect=["device"],

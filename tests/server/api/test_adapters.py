@@ -306,13 +306,8 @@ def test_modules_may_be_a_json_list_in_the_environment() -> None:
         (["--lora-modules", "a=/nowhere"], "/nowhere does not exist"),
         (["--lora-resolver-cache-dir", "/nowhere"], "--lora-resolver-cache-dir /nowhere does not exist: name the"),
         (
-            ["--device", "graph-cpu"],
+            ["--device", "graph-cpu", "--tensor-parallel-size", "2"],
             "the graph-cpu device has no LoRA adapters: drop --enable-lora or take --device cpu",
-        ),
-        pytest.param(
-            ["--device", "tpu"],
-            "the tpu device has no LoRA adapters: drop --enable-lora or take --device cpu",
-            marks=pytest.mark.sweep,
         ),
     ],
 )

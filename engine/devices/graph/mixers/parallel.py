@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torch import Tensor
 
 from ....models.spec import ParallelSpec
@@ -24,13 +22,3 @@ class Parallel:
         for residual in self._others:
             added = added + residual.added(x, tokens)
         return added
-
-    def allocate(self, num_blocks: Sequence[int]) -> None:
-        """Make room in all residual blocks."""
-        for residual in (self._first, *self._others):
-            residual.mixer.allocate(num_blocks)
-
-    def copy_slots(self, source: Tensor, target: Tensor, group: int) -> None:
-        """Copy the slots of all residual blocks."""
-        for residual in (self._first, *self._others):
-            residual.mixer.copy_slots(source, target, group)

@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 from functools import cache
 
-from engine.devices.made_models import PLAIN, ROPE, RandomWeights, decoder
+from engine.devices.made_models import NORM, PLAIN, ROPE, RandomWeights, decoder, decoder_of
 from engine.driving import Driver, Job
 
 from tidewheel.engine.devices import get_device
@@ -15,7 +15,15 @@ from tidewheel.engine.devices.base import Device
 from tidewheel.engine.devices.executor import Executor
 from tidewheel.engine.devices.graph.options import GraphOptions
 from tidewheel.engine.devices.limits import ExecutorOptions
-from tidewheel.engine.models.spec import DecoderSpec
+from tidewheel.engine.models.spec import (
+    DecoderSpec,
+    DeltaNetSpec,
+    ExpertsSpec,
+    LatentAttentionSpec,
+    Mamba2Spec,
+    ResidualBlockSpec,
+    ShortConvSpec,
+)
 from tidewheel.engine.sampling_params import SamplingParams
 from tidewheel.engine.weights.dtypes import DType
 
@@ -25,6 +33,17 @@ FEW_BUCKETS = GraphOptions(
     bucketing="exponential", prompt_bs_bucket_max=2, prompt_seq_bucket_min=32, decode_seq_bucket_min=MAX_LENGTH
 )
 SPEC = decoder(dataclasses.replace(PLAIN, rope=ROPE), dataclasses.replace(PLAIN, sliding_window=24))
+# A mixer of each kind that is not in SPEC, two a layer.
+MIXED = decoder_of(
+    *(
+        tuple(ResidualBlockSpec(mixer, NORM) for mixer in layer)
+        for layer in (
+            (LatentAttentionSpec(3, 24, 40, 20, 56, 0.125, ROPE, NORM), ExpertsSpec(5, 2, 40)),
+            (DeltaNetSpec(2, 4, 24, 16, 4, NORM), ShortConvSpec(64, 3)),
+            (Mamba2Spec(4, 24, 2, 20, 4, NORM), dataclasses.replace(PLAIN, rope=ROPE)),
+        )
+    )
+)
 
 
 def load(device: Device, dtype: DType = "float32", spec: DecoderSpec = SPEC, num_blocks: int | None = None) -> Executor:
@@ -74,7 +93,7 @@ def serve(executor: Executor, jobs: Sequence[Job]) -> list[list[int]]:
 
 
 @cache
-def reference(device: str, dtype: DType) -> list[list[int]]:
-    """What a device without an accelerator answers to the storm."""
+def reference(device: str, dtype: DType, spec: DecoderSpec = SPEC, num_jobs: int | None = None) -> list[list[int]]:
+    """What a device without an accelerator answers to the storm, or to its first jobs."""
     options = [dataclasses.replace(FEW_BUCKETS, enforce_eager=True)] if device == "graph-cpu" else []
-    return serve(load(get_device(device, options), dtype), storm())
+    return serve(load(get_device(device, options), dtype, spec), storm()[:num_jobs])

@@ -332,10 +332,10 @@ class TestOwnMemory:
 
         original = GraphDecoder.allocate
 
-        def allocate(decoder: GraphDecoder, num_blocks: list[int]) -> None:
+        def allocate(decoder: GraphDecoder, num_blocks: list[int], num_states: int) -> None:
             if num_blocks != [1]:  # not the trial's
                 raise torch.OutOfMemoryError
-            original(decoder, num_blocks)
+            original(decoder, num_blocks, num_states)
 
         monkeypatch.setattr(GraphDecoder, "allocate", allocate)
         with pytest.raises(DeviceError, match="no memory for a KV cache of 7 blocks: lower --num-gpu-blocks-override"):

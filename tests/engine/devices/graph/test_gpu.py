@@ -71,7 +71,7 @@ def test_a_storm_gives_the_reference_tokens(enforce_eager: bool) -> None:
     executor.close()
 
 
-@pytest.mark.parametrize("name", models_zoo.swept(models_zoo.EVERYWHERE))
+@pytest.mark.parametrize("name", models_zoo.swept(models_zoo.CASES))
 def test_greedy_tokens_and_logits_are_those_of_transformers(name: str) -> None:
     executor = loading.load(
         models_zoo.folder(name),

@@ -17,13 +17,15 @@ from engine.devices.fakes.cuda import FakeCuda
 from engine.devices.fakes.hpu import FakeHpu, FusedRMSNorm, FusedSDPA, apply_rotary_pos_emb
 from engine.devices.fakes.neuron import FakeNeuron
 from engine.devices.fakes.xpu import FakeXpu
-from engine.devices.graph.served import FEW_BUCKETS, MEMORY, load, reference, serve, storm
+from engine.devices.graph.served import FEW_BUCKETS, MAX_LENGTH, MEMORY, MIXED, SPEC, load, reference, serve, storm
+from samples import swept
 
 from tidewheel.engine.declaring.option import Options
 from tidewheel.engine.devices import get_device
 from tidewheel.engine.devices.executor import Executor
 from tidewheel.engine.devices.graph.hpu_options import HpuOptions
 from tidewheel.engine.errors import DeviceError
+from tidewheel.engine.models.spec import DecoderSpec
 from tidewheel.engine.weights.dtypes import DType
 
 EAGER = replace(FEW_BUCKETS, enforce_eager=True)
@@ -32,9 +34,11 @@ EAGER = replace(FEW_BUCKETS, enforce_eager=True)
 class Installed:
     """A faked device, with the model loaded."""
 
-    def __init__(self, name: str, accelerator: Accelerator, options: list[Options], dtype: DType) -> None:
+    def __init__(
+        self, name: str, accelerator: Accelerator, options: list[Options], dtype: DType, spec: DecoderSpec
+    ) -> None:
         self.accelerator = accelerator
-        self.executor: Executor = load(get_device(name, options), dtype)
+        self.executor: Executor = load(get_device(name, options), dtype, spec)
         self.warmed_up = len(accelerator.compiled)
 
     @property
@@ -46,7 +50,9 @@ class Installed:
 def install(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, tmp_path: Path):
     monkeypatch.setenv("TORCH_NEURONX_NEFF_CACHE_DIR", str(tmp_path / "neff"))
 
-    def make(name: str, *options: Options, lazy: bool = True, dtype: DType = "float32") -> Installed:
+    def make(
+        name: str, *options: Options, lazy: bool = True, dtype: DType = "float32", spec: DecoderSpec = SPEC
+    ) -> Installed:
         fakes = {
             "cuda": lambda: FakeCuda(MEMORY),
             "rocm": lambda: FakeCuda(MEMORY),
@@ -56,7 +62,7 @@ def install(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, tmp
         }
         fake = fakes[name]().install(monkeypatch)
         request.addfinalizer(fake.accelerator.leave)
-        return Installed(name, fake.accelerator, list(options), dtype)
+        return Installed(name, fake.accelerator, list(options), dtype, spec)
 
     return make
 
@@ -85,6 +91,16 @@ def test_a_storm_compiles_nothing_and_gives_the_reference_tokens(install, name, 
     assert installed.compiled_later == []
     stats = installed.executor.stats()
     assert (stats.num_outside, stats.num_compilations) == (0, 0)
+
+
+@pytest.mark.parametrize("name", ["cuda", swept("hpu")])
+def test_all_kinds_of_layers_are_captured_and_give_the_right_tokens(install, name: str) -> None:
+    expected = reference("graph-cpu", "float32", MIXED, 4)
+    # Each bucket is looked at, operation by operation.
+    options = replace(FEW_BUCKETS, prompt_bs_bucket_max=1, prompt_seq_bucket_min=MAX_LENGTH, decode_bs_bucket_min=4)
+    installed = install(name, options, spec=MIXED)
+    assert serve(installed.executor, storm()[:4]) == expected
+    assert installed.compiled_later == []
 
 
 # The model of the package looks at each operation.

@@ -16,17 +16,27 @@ from tidewheel.engine.sampling_params import SamplingParams
 
 torch = pytest.importorskip("torch")
 
-from engine.devices.graph.served import FEW_BUCKETS, MAX_LENGTH, load, reference, serve, storm  # noqa: E402
+from engine.devices.graph.served import (  # noqa: E402
+    FEW_BUCKETS,
+    MAX_LENGTH,
+    MIXED,
+    SPEC,
+    load,
+    reference,
+    serve,
+    storm,
+)
 
 from engine.devices.graph import adapters  # noqa: E402
 from tidewheel.engine.devices.graph.cpu import CpuAdapter  # noqa: E402
 from tidewheel.engine.devices.graph.executor import GraphExecutor  # noqa: E402
+from tidewheel.engine.models.spec import DecoderSpec  # noqa: E402
 
 EAGER = dataclasses.replace(FEW_BUCKETS, enforce_eager=True)
 
 
-def graph_executor(adapter: type[CpuAdapter]) -> GraphExecutor:
-    executor = load(adapters.device(adapter, False, EAGER))
+def graph_executor(adapter: type[CpuAdapter], spec: DecoderSpec = SPEC) -> GraphExecutor:
+    executor = load(adapters.device(adapter, False, EAGER), spec=spec)
     assert isinstance(executor, GraphExecutor)
     return executor
 
@@ -60,6 +70,12 @@ def alone(jobs: list[Job]) -> list[list[int]]:
 
 def test_a_storm_gives_the_reference_tokens() -> None:
     assert serve(graph_executor(CpuAdapter), storm()) == reference("torch", "float32")
+
+
+# The fourth job begins as the first one did. The reference computes recurrences token by token.
+def test_layers_of_all_kinds_give_the_reference_tokens() -> None:
+    expected = reference("torch", "float32", MIXED, 4)
+    assert serve(graph_executor(CpuAdapter, MIXED), storm()[:4]) == expected
 
 
 @pytest.mark.parametrize("logprobs", [None, 1])
