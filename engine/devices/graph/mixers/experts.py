@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ....models.spec import ExpertsSpec, RouterSpec
+from ..kernels.finding import kernels_of
 from .mixer import Parts, Tokens
 from .mlp import ACTIVATIONS, Mlp
 
@@ -25,12 +26,14 @@ _PIECE_BYTES = 1 << 26  # of matrices that are copied together
 class Blocks(NamedTuple):
     """Where P pairs of a token and an expert are computed: in row `rows [P]` of all rows of blocks.
 
-    `tokens [blocks * size]` are the tokens in these rows, and `experts [blocks]` the experts of blocks.
+    `tokens [blocks * size]` are the tokens in these rows, and `experts [blocks]` the experts of blocks. The first
+    `used [1]` blocks have any.
     """
 
     rows: Tensor
     tokens: Tensor
     experts: Tensor
+    used: Tensor
 
 
 class Experts:
@@ -38,7 +41,7 @@ class Experts:
 
     def __init__(self, spec: ExpertsSpec, layer: str, parts: Parts) -> None:
         weights = parts.weights
-        self._spec = spec
+        self._spec, self._kernels = spec, kernels_of("experts", parts.device)
         self._router = parts.product(f"{layer}.router")
         self._router_norm = weights.norm(f"{layer}.router_norm", spec.router.norm)
         self._input_norm = weights.norm(f"{layer}.experts_input_norm", spec.input_norm)
@@ -68,7 +71,7 @@ class Experts:
             inputs = rows[blocks.tokens] * weight[:, None]
         else:
             inputs = rows[blocks.tokens]
-        outputs = self._computed(inputs.view(count, size, hidden), blocks.experts).flatten(0, 1)
+        outputs = self._computed(inputs.view(count, size, hidden), blocks).flatten(0, 1)
         each = outputs[blocks.rows].float().view(*chosen.shape, hidden)
         total = (each if spec.weighs_input else each * weights[..., None]).sum(1).view(x.shape)
         if self._shared is None:
@@ -78,27 +81,31 @@ class Experts:
             shared = self._shared_gate(x, tokens).float().sigmoid() * shared
         return total + shared
 
-    def _computed(self, x: Tensor, experts: Tensor) -> Tensor:
-        """What the blocks `x [blocks, size, hidden]` of these experts give, in the same shape."""
+    def _computed(self, x: Tensor, blocks: Blocks) -> Tensor:
+        """What the experts of blocks give for `x [blocks, size, hidden]`, in the same shape."""
         spec = self._spec
-        up = self._product("up", x, experts).float()
+        up = self._product("up", x, blocks).float()
         if not spec.gated:
-            return self._product("down", ACTIVATIONS[spec.activation](up), experts)
-        gate = self._product("gate", x, experts).float()
+            return self._product("down", ACTIVATIONS[spec.activation](up), blocks)
+        gate = self._product("gate", x, blocks).float()
         if spec.swiglu_limit is None:
-            return self._product("down", ACTIVATIONS[spec.activation](gate) * up, experts)
+            return self._product("down", ACTIVATIONS[spec.activation](gate) * up, blocks)
         limit = spec.swiglu_limit
         gate = gate.clamp(max=limit)
         inner = (up.clamp(-limit, limit) + 1) * gate * torch.sigmoid(_SWIGLU_ALPHA * gate)
-        return self._product("down", inner, experts)
+        return self._product("down", inner, blocks)
 
-    def _product(self, name: str, x: Tensor, experts: Tensor) -> Tensor:
-        """The blocks' products with a matrix of their experts, with few of these matrices copied at once."""
+    def _product(self, name: str, x: Tensor, blocks: Blocks) -> Tensor:
+        """The blocks' products with a matrix of their experts. Torch's own operations copy a few of them at once."""
         matrices = self._matrices[name]
-        most = max(_PIECE_BYTES // (matrices[0].numel() * matrices.element_size()), 1)
-        pieces = zip(torch.split(x.to(matrices.dtype), most), torch.split(experts, most), strict=True)
-        product = torch.cat([torch.bmm(some, matrices[of].mT) for some, of in pieces])
-        return product + self._biases[name][experts][:, None] if self._biases else product
+        x = x.to(matrices.dtype)
+        if self._kernels is not None:
+            product: Tensor = self._kernels.multiply_experts(x.contiguous(), matrices, blocks.experts, blocks.used)
+        else:
+            most = max(_PIECE_BYTES // (matrices[0].numel() * matrices.element_size()), 1)
+            pieces = zip(torch.split(x, most), torch.split(blocks.experts, most), strict=True)
+            product = torch.cat([torch.bmm(some, matrices[of].mT) for some, of in pieces])
+        return product + self._biases[name][blocks.experts][:, None] if self._biases else product
 
 
 def block_sizes(num_pairs: int, num_experts: int) -> tuple[int, int]:
@@ -123,7 +130,7 @@ def arrange(chosen: Tensor, num_experts: int, size: int, count: int) -> Blocks:
     # Rows that are not filled compute the first token, for nobody.
     of_rows = torch.zeros(count * size, dtype=torch.long, device=device).index_put((rows,), tokens)
     experts = (torch.arange(count, device=device)[:, None] >= ends).sum(1).clamp(max=num_experts - 1)
-    return Blocks(rows, of_rows, experts)
+    return Blocks(rows, of_rows, experts, ends[-1:])
 
 
 def route(

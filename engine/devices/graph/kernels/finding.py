@@ -1,0 +1,26 @@
+"""Which kernels a device has."""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+from importlib import import_module
+from types import ModuleType
+
+import torch
+
+logger = logging.getLogger(__name__)
+
+
+@cache
+def kernels_of(name: str, device: torch.device) -> ModuleType | None:
+    """The module of that name beside this one, whose kernels such a device runs; None: it has no Triton."""
+    if device.type not in ("cuda", "xpu"):
+        return None
+    try:
+        return import_module(f".{name}", __package__)
+    except ModuleNotFoundError as error:
+        if error.name != "triton":
+            raise
+        logger.warning("triton is not installed: %s are computed by torch's own operations, more slowly", name)
+        return None
