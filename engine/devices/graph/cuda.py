@@ -12,7 +12,7 @@ from ...errors import DeviceError
 from ...weights.dtypes import DType
 from .adapter import DeviceMemory
 from .attention import PlanAttention, no_plan
-from .flex_attention import paged_flex_attention, plan_flex_attention
+from .gpu_attention import gpu_attention, plan_gpu_attention
 from .options import GraphOptions
 
 
@@ -29,7 +29,7 @@ class CudaAdapter:
     max_prefill_seqs: int | None = None
     compiles_only_layers = True  # inductor takes a minute for 32 of them, and graphs make calls cheap
     has_float64 = True
-    attend = staticmethod(paged_flex_attention)
+    attend = staticmethod(gpu_attention)
 
     _gpus: ClassVar[ModuleType] = torch.cuda
     _device_type = "cuda"
@@ -47,7 +47,7 @@ class CudaAdapter:
         # What is not compiled gathers whole tables, and needs no plan.
         self._is_compiled = self.any_width = not options.enforce_eager
         self.captures = self._is_compiled and hasattr(self._gpus, self._graph)
-        self.plan_attention: PlanAttention = plan_flex_attention if self._is_compiled else no_plan
+        self.plan_attention: PlanAttention = plan_gpu_attention if self._is_compiled else no_plan
         self.enter()
         if self.captures:
             # Only one graph runs at a time, so that all can use the same memory for what is within.

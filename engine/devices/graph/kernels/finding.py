@@ -22,5 +22,8 @@ def kernels_of(name: str, device: torch.device) -> ModuleType | None:
     except ModuleNotFoundError as error:
         if error.name != "triton":
             raise
-        logger.warning("triton is not installed: %s are computed by torch's own operations, more slowly", name)
+        logger.warning(
+            "triton is not installed: torch's own operations take the place of its kernel for %s, and are slower",
+            name.replace("_", " "),
+        )
         return None

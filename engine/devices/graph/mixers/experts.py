@@ -41,7 +41,7 @@ class Experts:
 
     def __init__(self, spec: ExpertsSpec, layer: str, parts: Parts) -> None:
         weights = parts.weights
-        self._spec, self._kernels = spec, kernels_of("experts", parts.device)
+        self._spec = spec
         self._router = parts.product(f"{layer}.router")
         self._router_norm = weights.norm(f"{layer}.router_norm", spec.router.norm)
         self._input_norm = weights.norm(f"{layer}.experts_input_norm", spec.input_norm)
@@ -56,6 +56,7 @@ class Experts:
         names = ("gate", "up", "down") if spec.gated else ("up", "down")
         self._matrices = {name: stacked(name) for name in names}
         self._biases = {name: stacked(name, "bias") for name in names} if spec.bias else {}
+        self._kernels = kernels_of("experts", self._matrices["up"].device)
 
     def __call__(self, x: Tensor, tokens: Tokens) -> Tensor:
         """The chosen experts' outputs for `x [S, Q, hidden]`, weighted and summed."""

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from ....models.spec import AttentionSpec, LatentAttentionSpec
-from ..attention import AttentionLayer, Context, gather_attention
+from ..attention import AttentionLayer, Context
+from ..gpu_attention import latent_attention
 from .attention import turn
 from .mixer import Parts, Tokens
 
@@ -49,6 +50,6 @@ class LatentAttention:
         q = torch.cat((within.float(), turn(self._rotate, spec.rope, turning, *turned_by)), -1).to(cache.keys.dtype)
         group = cache.group
         context = Context(tokens.positions, tokens.tables[group], cache.keys, cache.values, tokens.plans[group])
-        seen = gather_attention(q, context, self._layer)
+        seen = latent_attention(q, context, self._layer)
         values = torch.einsum("sqhl,hvl->sqhv", seen.to(self._v_up.dtype), self._v_up)
         return self._o(values.flatten(2), tokens)
