@@ -10,7 +10,7 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -240,19 +240,21 @@ def grouped_plan(
     quantization: Quantization | None,
     *,
     num_parts: int = 1,
+    in_floats: Collection[str] = (),
     bytes_of: Callable[[TensorFormat, tuple[int, ...]], int] = num_bytes,
 ) -> LoadPlan:
     """The plan of a device that keeps quantized matrices as GroupedMatrix, and all others in `dtype`.
 
     `num_parts` accelerators share the model. What they would divide within a group is dequantized, and so are the
-    matrices of a layer's experts that would be one stack, if their formats differ. `bytes_of` says what a weight needs.
+    matrices of a layer's experts that would be one stack, if their formats differ, and what is named `in_floats`.
+    `bytes_of` says what a weight needs.
     """
     shapes, formats, total = tensor_shapes(spec), dict[str, TensorFormat](), 0
     stacks: dict[str, set[TensorFormat]] = {}
     for name, shape in shapes.items():
         stored = weights.stored_format(name) if quantization is None and len(shape) == 2 else None
         format = format_of(name, shape, dtype, quantization, stored, len(spec.layers), tied=spec.head.tied)
-        if why_not_grouped(name, shape, format, num_parts) is not None:
+        if name in in_floats or why_not_grouped(name, shape, format, num_parts) is not None:
             format = TensorFormat("float32" if is_router(name) else dtype)
         if len(shape) > 1:
             formats[name] = format
@@ -304,7 +306,7 @@ def read_grouped(
             reason = why_not_grouped(name, tensor_shape(tensor), stored)
             if reason is None and format is not None and layout_of(format) is not None:
                 reason = "--quantization converts them"
-            dequantized[reason or "accelerators would divide their groups, or experts of a layer differ"] += 1
+            dequantized[reason or "accelerators would divide their groups, or use them in several ways"] += 1
         yield name, as_planned(tensor, format, cancellation)
     for reason, count in dequantized.items():
         logger.info("%d quantized matrices are dequantized as they are read: %s", count, reason)

@@ -52,8 +52,17 @@ class TpuDevice(Device):
         self, spec: DecoderSpec, weights: WeightSource, dtype: DType, quantization: Quantization | None
     ) -> LoadPlan:
         """Quantized matrices as they are, all others in `dtype`. See Device."""
+        # A table that is also multiplied with would be there twice, in a layout for each, with more bytes than floats.
+        in_floats = ["embed.weight"] if spec.head.tied else []
+        parts = self._num_devices
         return grouped_plan(
-            spec, weights, dtype, quantization, num_parts=self._num_devices, bytes_of=num_bytes_with_floats
+            spec,
+            weights,
+            dtype,
+            quantization,
+            num_parts=parts,
+            in_floats=in_floats,
+            bytes_of=num_bytes_with_floats,
         )
 
     def kv_group_bytes(self, spec: DecoderSpec, kv_cache_dtype: KvCacheDType) -> list[GroupBytes]:

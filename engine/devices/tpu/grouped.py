@@ -12,25 +12,27 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 from jax import lax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpy.typing import NDArray
 
 from ..grouped_weights import IN_FOUR_BITS, RUN, GroupedMatrix, Values
+from .grouped_kernel import Tiles, multiply, tiles_of
 from .mesh import AXIS
 
 
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=["codes", "scales", "minima", "order"],
-    meta_fields=["values", "inputs", "group_size", "middle", "table", "is_table", "dtype", "divided"],
+    meta_fields=["values", "inputs", "group_size", "middle", "table", "is_table", "dtype", "divided", "mesh"],
 )
 @dataclass(frozen=True, slots=True)
 class Grouped:
     """A matrix `[N, K]`. A weight is `value * scale - minimum` in float32, rounded to `dtype`.
 
     `codes` are `[K, N]`, or `[ceil(K / RUN) * RUN / 2, N]` if they have 4 bits, `scales` and `minima`
-    `[ceil(K / group_size), N]`. Of what `is_table`, which is looked up by rows, all are transposed. Codes of e4m3 are
-    bytes. Stacks have one dimension more, the first. `divided` says what several chips have a part of.
+    `[ceil(K / group_size), N]`. Of what `is_table`, which is looked up by rows, all are transposed. Stacks have one
+    dimension more, the first. Codes are int8, even if their bits have no sign. `divided` says what several chips have a
+    part of.
     """
 
     codes: jax.Array
@@ -45,12 +47,13 @@ class Grouped:
     is_table: bool
     dtype: str
     divided: Literal["outputs", "inputs"] | None
+    mesh: Mesh
 
     def multiply(self, x: jax.Array) -> jax.Array:
         """`x W^T` in float32 of `x [T, K]`, which is rounded to `dtype`."""
         x = self.ordered(x.astype(self.dtype))
         if self.group_size < self.inputs:
-            return self._dot(x, self.weights())
+            return self._dot(x, self.weights()) if self._tiles(len(x)) is None else self._by_kernel(x)
         # Numbers of 8 bits and less are exact in any type, and XLA reads them as they are.
         scales, minima = (None if array is None else array.reshape(-1) for array in (self.scales, self.minima))
         y = self._dot(x, self._numbers().astype(self.dtype)) * scales
@@ -81,6 +84,51 @@ class Grouped:
             weights = weights - self._spread(self.minima)
         return weights.astype(self.dtype)
 
+    def _tiles(self, num_tokens: int) -> Tiles | None:
+        """How a chip's kernel divides its part of a product; None: XLA computes it."""
+        if self.mesh.devices.flat[0].platform != "tpu" or self.dtype != "bfloat16":
+            return None
+        (rows, outputs), inputs = self.codes.shape, self.inputs
+        if self.divided == "outputs":
+            outputs //= self.mesh.size
+        elif self.divided == "inputs":
+            rows, inputs = rows // self.mesh.size, inputs // self.mesh.size
+        return tiles_of(num_tokens, rows, outputs, inputs, self.group_size, in_four=self.values in IN_FOUR_BITS)
+
+    def _by_kernel(self, x: jax.Array) -> jax.Array:
+        tiles = self._tiles(len(x))
+        assert tiles is not None
+
+        def on_chip(x: jax.Array, own: Grouped) -> jax.Array:
+            in_four = own.values in IN_FOUR_BITS
+            y = multiply(x, own.codes, own.scales, own.minima, own.meanings, own.group_size, tiles, in_four=in_four)
+            return lax.psum(y, AXIS) if own.divided == "inputs" else y
+
+        if self.mesh.size == 1:
+            return on_chip(x, self)
+        by_input, by_output = (
+            PartitionSpec(None, AXIS if self.divided == way else None) for way in ("inputs", "outputs")
+        )
+        matrix = replace(self, order=None)
+        product: jax.Array = jax.shard_map(
+            on_chip,
+            mesh=self.mesh,
+            in_specs=(by_input, matrix.partitions()),
+            out_specs=by_output,
+            check_vma=False,
+        )(x, matrix)
+        return product
+
+    def meanings(self, codes: jax.Array) -> jax.Array:
+        """What codes of 4 or 8 bits mean, `int32`, in float32."""
+        if self.values == "int8":
+            return codes.astype(jnp.float32)
+        if self.values == "e4m3":
+            return e4m3(codes & 255)
+        if self.values == "e2m1":
+            return e2m1(codes)
+        return (codes - self.middle).astype(jnp.float32) if self.table is None else looked_up(codes, self.table)
+
     def _partition(self, array: Any) -> PartitionSpec:
         if self.divided is None or array.ndim == 1:
             return PartitionSpec()
@@ -103,22 +151,18 @@ class Grouped:
     def _dot(self, x: jax.Array, weights: jax.Array) -> jax.Array:
         # A TPU would multiply float32 as bfloat16 otherwise.
         precision = lax.Precision.HIGHEST if self.dtype == "float32" else None
-        contracted = (((1,), (self._axis,)), ((), ()))
+        contracted = (((1,), (0,)), ((), ()))
         return lax.dot_general(x, weights, contracted, precision=precision, preferred_element_type=jnp.float32)
 
     def _numbers(self) -> jax.Array:
-        if self.values == "int8":
-            return self.codes.astype(jnp.float32)
         codes = self.codes.astype(jnp.int32)
-        if self.values == "e4m3":
-            return e4m3(codes)
+        if self.values not in IN_FOUR_BITS:
+            return self.meanings(codes)
         before, after = codes.shape[: self._axis], codes.shape[self._axis + 1 :]
         runs = codes.reshape(*before, -1, 1, RUN // 2, *after)
-        nibbles = jnp.concatenate((runs & 15, runs >> 4), self._axis + 1).reshape(*before, -1, *after)
+        nibbles = jnp.concatenate((runs & 15, runs >> 4 & 15), self._axis + 1).reshape(*before, -1, *after)
         nibbles = lax.slice_in_dim(nibbles, 0, self._count, axis=self._axis)
-        if self.values == "e2m1":
-            return e2m1(nibbles)
-        return (nibbles - self.middle).astype(jnp.float32) if self.table is None else looked_up(nibbles, self.table)
+        return self.meanings(nibbles)
 
     def _spread(self, array: jax.Array) -> jax.Array:
         """A group's number for each of its inputs."""
@@ -177,7 +221,7 @@ def place(
 
     floats = [matrix.floats() for matrix in matrices]
     scales = joined([scales for scales, _ in floats])
-    codes = joined([matrix.codes if matrix.values == "int8" else matrix.codes.view(np.uint8) for matrix in matrices])
+    codes = joined([matrix.codes.view(np.int8) for matrix in matrices])
     on_host = Grouped(
         codes,
         scales.view(ml_dtypes.bfloat16) if scales.dtype == np.uint16 else scales,
@@ -191,6 +235,7 @@ def place(
         is_table,
         dtype,
         divided,
+        mesh,
     )
     placed: Grouped = jax.tree.map(
         lambda array, partition: jax.device_put(array, NamedSharding(mesh, partition)), on_host, on_host.partitions()

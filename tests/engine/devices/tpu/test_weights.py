@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 from engine.weights.stored_tensors import KINDS, SOME_KINDS, StoredWeights, decoder, stored
 from harness import Harness
+from optional_packages import require_packages
 from samples import swept
 
 from tidewheel.engine.devices import get_device
-from tidewheel.engine.devices.grouped_weights import grouped
+from tidewheel.engine.devices.grouped_weights import IN_FOUR_BITS, grouped
 from tidewheel.engine.models.spec import ExpertsSpec
 
 jax = pytest.importorskip("jax")
@@ -37,7 +39,71 @@ def test_products_and_rows_are_those_of_the_dequantized_matrix(kind: str) -> Non
         table = place([matrix], "bfloat16", sharding, is_stack=False, is_table=True)
         rows = table.rows(jax.numpy.array([7, 0, 7])).astype("float32")
         np.testing.assert_allclose(rows, matrix.dequantize()[[7, 0, 7]], rtol=2.0**-8)
-        np.testing.assert_allclose(table.multiply(x), expected, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "inputs"),
+    [
+        ("q4_k", 512),
+        ("e4m3-block", 256),
+        *(swept(kind, 512) for kind in KINDS if kind not in ("q4_k", "e4m3-block")),
+        swept("q4_0", 43 * 64),
+    ],
+)
+def test_the_interpreted_kernel_gives_the_products_of_the_weights(
+    kind: str, inputs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from jax.experimental import pallas
+
+    from tidewheel.engine.devices.tpu.grouped import place
+    from tidewheel.engine.devices.tpu.grouped_kernel import multiply, tiles_of
+    from tidewheel.engine.devices.tpu.mesh import make_mesh, replicated
+
+    monkeypatch.setattr(pallas, "pallas_call", partial(pallas.pallas_call, interpret=True))
+    matrix = grouped(stored(kind, (256, inputs), kind))
+    kept = place([matrix], "float32", replicated(make_mesh(1)), is_stack=False, is_table=False)
+    in_four = matrix.values in IN_FOUR_BITS
+    tiles = tiles_of(32, *kept.codes.shape, inputs, matrix.group_size, in_four=in_four)
+    assert tiles is not None
+    x = np.random.default_rng(1).standard_normal((32, inputs), np.float32)
+    args = (kept.codes, kept.scales, kept.minima, kept.meanings, matrix.group_size, tiles)
+    computed = multiply(kept.ordered(jax.numpy.array(x)), *args, in_four=in_four)
+    np.testing.assert_allclose(computed, x @ matrix.dequantize().T, rtol=1e-3, atol=1e-3)
+
+
+def test_xla_computes_what_fills_no_tiles() -> None:
+    from tidewheel.engine.devices.tpu.grouped_kernel import tiles_of
+
+    assert tiles_of(32, 256, 128, 512, 32, in_four=True) is not None
+    assert tiles_of(32, 64, 128, 96, 32, in_four=True) is None, "half a run"
+    assert tiles_of(32, 256, 96, 512, 32, in_four=True) is None, "outputs of less than a vector"
+    assert tiles_of(8, 256, 128, 512, 32, in_four=True) is None, "less tokens than a tile has"
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("kind", SOME_KINDS)
+@pytest.mark.parametrize("chips", ["v4", "v5e", "v5e-4", "v5p", "v6e"])
+def test_libtpu_compiles_products_that_dequantize_no_matrix_in_memory(
+    kind: str, chips: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require_packages("libtpu")
+    from engine.devices.tpu.ahead_of_time import mesh_of
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    from tidewheel.engine.devices.tpu.grouped import place
+    from tidewheel.engine.devices.tpu.mesh import AXIS, replicated
+
+    outputs, inputs = 14336, 4096
+    mesh, matrix = mesh_of(chips), grouped(stored(kind, (512, inputs), kind)).rows(np.arange(outputs) % 512)
+    described = jax.ShapeDtypeStruct
+    monkeypatch.setattr(jax, "device_put", lambda array, to: described(array.shape, array.dtype, sharding=to))
+    by_output = NamedSharding(mesh, PartitionSpec(AXIS))
+    kept = place([matrix], "bfloat16", by_output, is_stack=False, is_table=False)
+    for num_tokens in (16, 512):
+        x = described((num_tokens, inputs), np.float32, sharding=replicated(mesh))
+        compiled = jax.jit(lambda kept, x: kept.multiply(x)).lower(kept, x).compile()
+        # XLA's own way would take 2 bytes for a weight, and 4 for each of scale and minimum.
+        assert compiled.memory_analysis().temp_size_in_bytes < outputs * inputs
 
 
 @pytest.mark.parametrize("num_devices", [2, swept(1), swept(4)])
