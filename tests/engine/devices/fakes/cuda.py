@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 class FakeCuda:
     """What replaces torch.cuda. `pools` are the bytes of each graph pool: graphs of one share its memory."""
 
-    def __init__(self, total_bytes: int = GIB, kind: str = "cuda") -> None:
-        self.accelerator = Accelerator(kind, total_bytes)
+    def __init__(self, total_bytes: int = GIB) -> None:
+        self.accelerator = Accelerator("cuda", total_bytes)
         self.pools: dict[object, int] = {}
         self.graphs: list[FakeCudaGraph] = []
         self.error_modes: set[str] = set()

@@ -6,13 +6,15 @@ https://github.com/pytorch/pytorch/blob/v2.13.0/aten/src/ATen/xpu/XPUGraph.cpp
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from engine.devices.fakes.accelerator import GIB
+from engine.devices.fakes.accelerator import GIB, Accelerator
 from engine.devices.fakes.cuda import FakeCuda, FakeCudaGraph, FakeStream
+from torch import Tensor
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -24,7 +26,8 @@ class FakeXpu(FakeCuda):
     def __init__(
         self, total_bytes: int = GIB, *, integrated: bool = False, has_fp64: bool = True, has_graphs: bool = True
     ) -> None:
-        super().__init__(total_bytes, "xpu")
+        super().__init__(total_bytes)
+        self.accelerator = Accelerator("xpu", total_bytes, refuses=_allowed if has_fp64 else _refuse_float64)
         self._integrated, self._has_graphs = integrated, has_graphs
         self._properties = SimpleNamespace(total_memory=total_bytes, has_fp64=has_fp64)
 
@@ -47,6 +50,19 @@ class FakeXpu(FakeCuda):
         if self._integrated:  # https://github.com/pytorch/pytorch/pull/194487
             raise RuntimeError("The device (Imaginary) doesn't support querying the available free memory.")
         return self.accelerator.memory
+
+
+def _allowed(func: Any, operands: Sequence[Tensor], compiled: bool) -> None:
+    """A GPU with float64 refuses nothing."""
+
+
+def _refuse_float64(func: Any, operands: Sequence[Tensor], compiled: bool) -> str | None:
+    """As SYCL's compiler for a GPU without the aspect fp64: https://github.com/intel/torch-xpu-ops/issues/1742."""
+    return (
+        "Required aspect fp64 is not supported on the device"
+        if any(operand.dtype == torch.float64 for operand in operands)
+        else None
+    )
 
 
 class FakeXpuGraph(FakeCudaGraph):

@@ -56,7 +56,7 @@ def install(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, tmp
         fakes = {
             "cuda": lambda: FakeCuda(MEMORY),
             "rocm": lambda: FakeCuda(MEMORY),
-            "xpu": lambda: FakeXpu(MEMORY),
+            "xpu": lambda: FakeXpu(MEMORY, has_fp64=False),
             "hpu": lambda: FakeHpu(MEMORY, lazy=lazy),
             "neuron": lambda: FakeNeuron(MEMORY),
         }

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from engine.devices.fakes.accelerator import GIB
+from engine.devices.fakes.accelerator import GIB, FakeDeviceError
 from engine.devices.fakes.xpu import FakeXpu
 
 from tidewheel.engine.devices.graph.options import GraphOptions
@@ -59,7 +60,11 @@ def test_a_torch_without_graphs_compiles_and_says_so(adapter_on: Install, caplog
 
 @pytest.mark.parametrize("has_fp64", [True, False])
 def test_only_a_gpu_with_float64_sums_in_it(adapter_on: Install, has_fp64: bool) -> None:
-    assert adapter_on(FakeXpu(has_fp64=has_fp64)).has_float64 == has_fp64
+    adapter = adapter_on(FakeXpu(has_fp64=has_fp64))
+    assert adapter.has_float64 == has_fp64
+    x = torch.ones(2, dtype=torch.float64).to(adapter.device)
+    with contextlib.nullcontext() if has_fp64 else pytest.raises(FakeDeviceError, match="aspect fp64"):
+        x.sum()
 
 
 def test_memory_is_what_the_driver_has(adapter_on: Install) -> None:
