@@ -21,7 +21,8 @@ from ..bucketing import BucketPlan, StepSizes
 from ..cache_split import GroupBytes
 from ..executor import Executor
 from ..float_cache import float_cache_dtype, float_group_bytes
-from ..grouped_weights import GroupedMatrix, grouped_plan, read_grouped
+from ..grouped_plan import grouped_plan, read_grouped
+from ..grouped_weights import GroupedMatrix
 from ..limits import ExecutorLimits, ExecutorOptions
 from ..load_plan import LoadPlan
 from ..memory_options import MemoryOptions

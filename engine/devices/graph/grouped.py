@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-import importlib.util
-import logging
+from collections.abc import Sequence
+from copy import copy
 
 import numpy as np
 import torch
@@ -14,11 +13,9 @@ from torch.nn import functional
 
 from ...weights.small_floats import E2M1, E4M3
 from ..grouped_weights import IN_FOUR_BITS, RUN, GroupedMatrix
-
-logger = logging.getLogger(__name__)
+from .kernels.finding import kernels_of
 
 _PIECE = 1 << 25  # weights that are dequantized at once
-_KERNELS_ON = ("cuda", "xpu")  # types of torch's devices; AMD's GPUs are "cuda"
 
 
 class Grouped:
@@ -39,7 +36,7 @@ class Grouped:
         self.table = None if numbers is None else torch.from_numpy(numbers.copy()).to(device)
         order = matrix.input_order
         self._order = None if order is None else torch.from_numpy(order.copy()).to(device)
-        self._has_kernels = device.type in _KERNELS_ON and has_triton()
+        self._kernels = kernels_of("grouped_matmul", device)
 
     @property
     def num_bytes(self) -> int:
@@ -51,19 +48,32 @@ class Grouped:
         """`x W^T` of `x [..., K]`, which has the type `dtype`."""
         if self._order is not None:
             x = x.index_select(-1, self._order)
-        if self._has_kernels:
-            return self._by_kernel(x.reshape(1, -1, x.shape[-1]), None).view(*x.shape[:-1], -1)
+        if self._kernels is not None:
+            return self._by_kernel(x.reshape(1, -1, x.shape[-1])).view(*x.shape[:-1], -1)
         rows, inputs = self.shape
         step = max(_PIECE // inputs, 1)
         starts = range(0, rows, step)
         return torch.cat([functional.linear(x, self._dequantized(slice(at, at + step))) for at in starts], -1)
 
-    def multiply_blocks(self, x: Tensor, chosen: Tensor, num_matrices: int) -> Tensor:
-        """Products of blocks `x [blocks, size, K]` with the `chosen [blocks]` ones of equal matrices in this one."""
+    @staticmethod
+    def stacked(parts: Sequence[Grouped]) -> Grouped:
+        """Matrices of one format, one below the other: see `multiply_blocks`."""
+        stack = copy(parts[0])
+        stack.shape = sum(part.shape[0] for part in parts), stack.shape[1]
+        for name in ("codes", "scales", "factors", "zeros", "minima", "minimum_factors"):
+            if getattr(stack, name) is not None:
+                setattr(stack, name, torch.cat([getattr(part, name) for part in parts]))
+        return stack
+
+    def multiply_blocks(self, x: Tensor, chosen: Tensor, used: Tensor, num_matrices: int) -> Tensor:
+        """Products of blocks `x [blocks, size, K]` with the `chosen [blocks]` ones of the matrices in this stack.
+
+        What blocks from `used [1]` on give may be left out.
+        """
         if self._order is not None:
             x = x.index_select(-1, self._order)
-        if self._has_kernels:
-            return self._by_kernel(x, chosen.int(), num_matrices)
+        if self._kernels is not None:
+            return self._by_kernel(x, num_matrices, chosen, used)
         rows = self.shape[0] // num_matrices
         own = torch.arange(rows, device=x.device)
         step = max(_PIECE // (rows * self.shape[1]), 1)
@@ -74,12 +84,13 @@ class Grouped:
             products.append(torch.bmm(some, weights.mT))
         return torch.cat(products)
 
-    def _by_kernel(self, x: Tensor, chosen: Tensor | None, num_matrices: int = 1) -> Tensor:
-        from .kernels.grouped_matmul import multiply
-
-        product: Tensor = multiply(
+    def _by_kernel(
+        self, x: Tensor, num_matrices: int = 1, chosen: Tensor | None = None, used: Tensor | None = None
+    ) -> Tensor:
+        assert self._kernels is not None
+        product: Tensor = self._kernels.multiply(
             x, self.codes, self.scales, self.factors, self.zeros, self.minima, self.minimum_factors,
-            self.table if self.values == "table4" else None, chosen, self.shape[0] // num_matrices,
+            self.table if self.values == "table4" else None, chosen, used, self.shape[0] // num_matrices,
             self.values, self.middle, self.group_size, self.factor_run,
         )  # fmt: skip
         return product
@@ -124,18 +135,6 @@ class Grouped:
             spread = factors[index].float().repeat_interleave(run, -1)[..., : chosen.shape[-1]]
             chosen = spread * chosen
         return chosen[..., None]
-
-
-@functools.cache
-def has_triton() -> bool:
-    """Whether Triton is installed. If it is not, a warning says so once."""
-    if importlib.util.find_spec("triton") is not None:
-        return True
-    logger.warning(
-        "Triton is not installed, so each step dequantizes quantized weights, which is slow: install triton, or take "
-        "weights that are not quantized"
-    )
-    return False
 
 
 def _on_device(array: NDArray[np.generic], device: torch.device) -> Tensor:

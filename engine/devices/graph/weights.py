@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -103,6 +103,16 @@ class Weights:
         """A weight that the caller keeps in another form, and nobody asks for again."""
         found = self._tensors.pop(name, None)
         return self._matrices.pop(name).dense() if found is None else found
+
+    def take_stack(self, names: Sequence[str]) -> Tensor | Grouped:
+        """Matrices of one shape that the caller keeps: as a stack of tensors, or one below the other if grouped."""
+        found = [self._matrices.get(name) for name in names]
+        grouped = [matrix for matrix in found if isinstance(matrix, Grouped)]
+        if len(grouped) < len(names):
+            return torch.stack([self.take(name) for name in names])
+        for name in names:
+            del self._matrices[name]
+        return Grouped.stacked(grouped)
 
     def linear(self, name: str, bias_of: str | None = None) -> Linear:
         """The linear layer of that name, with its own bias or another layer's."""

@@ -13,7 +13,8 @@ from ...weights.tensor import WeightSource
 from ..base import Capabilities, Device
 from ..cache_split import GroupBytes
 from ..executor import Executor
-from ..grouped_weights import grouped_plan, num_bytes_with_floats
+from ..grouped_plan import grouped_plan
+from ..grouped_weights import num_bytes_with_floats
 from ..limits import ExecutorOptions
 from ..load_plan import LoadPlan
 from ..memory_options import MemoryOptions

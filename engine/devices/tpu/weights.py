@@ -16,7 +16,8 @@ from ...models.spec import AttentionSpec, DecoderSpec, mixers, tensor_shapes
 from ...weights.dtypes import DType, bfloat16_bits
 from ...weights.quantization import is_router
 from ...weights.tensor import DenseTensor, WeightSource, to_float32
-from ..grouped_weights import LOOKED_UP, GroupedMatrix, read_grouped
+from ..grouped_plan import LOOKED_UP, read_grouped
+from ..grouped_weights import GroupedMatrix
 from ..load_plan import LoadPlan
 from .grouped import Grouped, place
 from .mesh import weight_sharding

@@ -15,16 +15,9 @@ from tidewheel.engine.cancellation import Cancellation
 from tidewheel.engine.devices import get_device
 from tidewheel.engine.devices.base import Device
 from tidewheel.engine.devices.graph.accelerators import cuda
-from tidewheel.engine.devices.grouped_weights import (
-    GroupedMatrix,
-    as_planned,
-    grouped,
-    joined,
-    nearest_e4m3,
-    num_bytes,
-    read_grouped,
-    why_not_grouped,
-)
+from tidewheel.engine.devices.grouped_plan import read_grouped, why_not_grouped
+from tidewheel.engine.devices.grouped_weights import GroupedMatrix, joined, num_bytes
+from tidewheel.engine.devices.grouping import as_planned, grouped, nearest_e4m3
 from tidewheel.engine.devices.parallel_options import ParallelOptions
 from tidewheel.engine.models.spec import tensor_shapes
 from tidewheel.engine.weights.quantization import ACCELERATOR_METHODS, Method, Quantization, TensorFormat, format_of

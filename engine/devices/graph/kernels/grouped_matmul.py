@@ -48,15 +48,17 @@ def _of_groups(array, factors, rows, groups, real, stride, factor_stride, RUN: t
 
 @triton.jit
 def grouped_matmul(
-    x, codes, scales, factors, zeros, minima, minimum_factors, table, experts, y,
+    x, codes, scales, factors, zeros, minima, minimum_factors, table, experts, used, y,
     size, outputs, inputs, code_stride, scale_stride, factor_stride,
     VALUES: tl.constexpr, MIDDLE: tl.constexpr, GROUP: tl.constexpr, RUN: tl.constexpr, SPLITS: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_B: tl.constexpr,
 ):  # fmt: skip
     """`y [SPLITS, blocks, size, outputs]` of blocks of tokens `x [blocks, size, inputs]`.
 
-    Block i is multiplied with the matrix `experts[i]` of those that lie one below the other; without `experts` there is
-    one. The grid is (outputs / BLOCK_N, blocks * tiles of BLOCK_T tokens, SPLITS). BLOCK_B is in bytes of codes.
+    Block i is multiplied with the matrix `experts[i]` of those that lie one below the other, and blocks from `used[0]`
+    on with none, so that they are 0. Without `experts` there is one matrix.
+
+    The grid is (outputs / BLOCK_N, blocks * tiles of BLOCK_T tokens, SPLITS). BLOCK_B is in bytes of codes.
     """
     IN_FOUR: tl.constexpr = (VALUES != "int8") & (VALUES != "e4m3")
     tiles = tl.cdiv(size, BLOCK_T)
@@ -77,6 +79,8 @@ def grouped_matmul(
     steps = tl.cdiv(code_stride, BLOCK_B)
     each = tl.cdiv(steps, SPLITS)
     first_step = tl.program_id(2) * each
+    if used is not None:
+        steps = tl.where(block < tl.load(used), steps, 0)
     for step in range(first_step, tl.minimum(first_step + each, steps)):
         at = step * BLOCK_B + tl.arange(0, BLOCK_B)
         starts = step * BLOCK_B + tl.arange(0, CHUNKS) * SHARED
@@ -140,13 +144,14 @@ def multiply(
     minimum_factors: Tensor | None,
     table: Tensor | None,
     experts: Tensor | None,
+    used: Tensor | None,
     outputs: int,
     values: str,
     middle: int,
     group_size: int,
     factor_run: int,
 ) -> Tensor:
-    """`x [blocks, size, inputs]` times the matrices of `experts [blocks] int32`, or the only one, in the same type."""
+    """`x [blocks, size, inputs]` times the matrices of `experts [blocks]`, or the only one, in the same type."""
     num_blocks, size, inputs = x.shape
     in_four = values not in ("int8", "e4m3")
     sizes = tile_sizes(size, outputs, codes.shape[1], num_blocks, in_four=in_four)
@@ -158,7 +163,7 @@ def multiply(
         splits,
     )
     grouped_matmul[grid](
-        x.contiguous(), codes, scales, factors, zeros, minima, minimum_factors, table, experts, y,
+        x.contiguous(), codes, scales, factors, zeros, minima, minimum_factors, table, experts, used, y,
         size, outputs, inputs, codes.shape[1], scales.shape[1], 0 if factors is None else factors.shape[1],
         VALUES=values, MIDDLE=middle, GROUP=triton.next_power_of_2(group_size), RUN=factor_run, **sizes,
         num_warps=4 if sizes["BLOCK_T"] <= 64 else 8, num_stages=1 if values == "table4" else num_stages(),
@@ -177,6 +182,7 @@ def _(
     minimum_factors: Tensor | None,
     table: Tensor | None,
     experts: Tensor | None,
+    used: Tensor | None,
     outputs: int,
     values: str,
     middle: int,

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ....models.spec import ExpertsSpec, RouterSpec
+from ..grouped import Grouped
 from ..kernels.finding import kernels_of
 from .mixer import Parts, Tokens
 from .mlp import ACTIVATIONS, Mlp
@@ -50,13 +51,14 @@ class Experts:
         self._shared = Mlp(spec.shared, f"{layer}.shared", parts) if spec.shared else None
         self._shared_gate = parts.product(f"{layer}.shared_gate") if spec.shared_gate else None
 
-        def stacked(name: str, kind: str = "weight") -> Tensor:
-            return torch.stack([weights.take(f"{layer}.experts.{i}.{name}.{kind}") for i in range(spec.num_experts)])
+        def of_all(name: str, kind: str) -> list[str]:
+            return [f"{layer}.experts.{i}.{name}.{kind}" for i in range(spec.num_experts)]
 
         names = ("gate", "up", "down") if spec.gated else ("up", "down")
-        self._matrices = {name: stacked(name) for name in names}
-        self._biases = {name: stacked(name, "bias") for name in names} if spec.bias else {}
-        self._kernels = kernels_of("experts", self._matrices["up"].device)
+        self._matrices = {name: weights.take_stack(of_all(name, "weight")) for name in names}
+        biases = names if spec.bias else ()
+        self._biases = {name: torch.stack([weights.take(one) for one in of_all(name, "bias")]) for name in biases}
+        self._kernels = kernels_of("experts", parts.device)
 
     def __call__(self, x: Tensor, tokens: Tokens) -> Tensor:
         """The chosen experts' outputs for `x [S, Q, hidden]`, weighted and summed."""
@@ -100,8 +102,11 @@ class Experts:
         """The blocks' products with a matrix of their experts. Torch's own operations copy a few of them at once."""
         matrices = self._matrices[name]
         x = x.to(matrices.dtype)
-        if self._kernels is not None:
-            product: Tensor = self._kernels.multiply_experts(x.contiguous(), matrices, blocks.experts, blocks.used)
+        product: Tensor
+        if isinstance(matrices, Grouped):
+            product = matrices.multiply_blocks(x, blocks.experts, blocks.used, self._spec.num_experts)
+        elif self._kernels is not None:
+            product = self._kernels.multiply_experts(x.contiguous(), matrices, blocks.experts, blocks.used)
         else:
             most = max(_PIECE_BYTES // (matrices[0].numel() * matrices.element_size()), 1)
             pieces = zip(torch.split(x, most), torch.split(blocks.experts, most), strict=True)

@@ -14,7 +14,8 @@ from engine.weights.stored_tensors import KINDS, SOME_KINDS, stored
 from optional_packages import require_packages
 from samples import swept
 
-from tidewheel.engine.devices.grouped_weights import GroupedMatrix, grouped
+from tidewheel.engine.devices.grouped_weights import GroupedMatrix
+from tidewheel.engine.devices.grouping import grouped
 
 torch = pytest.importorskip("torch")
 require_packages("triton")
@@ -78,7 +79,8 @@ def compiled(target: str, matrix: GroupedMatrix, size: int, *, in_blocks: bool =
         name: getattr(kept, name) for name in ("codes", "scales", "factors", "zeros", "minima", "minimum_factors")
     }
     signature = {"x": "*bf16", **{name: pointer(tensor) for name, tensor in (*arrays.items(), ("table", table))}}
-    signature |= {"experts": "*i32" if in_blocks else "constexpr", "y": "*fp32" if sizes["SPLITS"] > 1 else "*bf16"}
+    blocks = "*i64" if in_blocks else "constexpr"
+    signature |= {"experts": blocks, "used": blocks, "y": "*fp32" if sizes["SPLITS"] > 1 else "*bf16"}
     signature |= dict.fromkeys(("size", "outputs", "inputs", "code_stride", "scale_stride", "factor_stride"), "i32")
     constants = {
         "VALUES": matrix.values,

@@ -20,7 +20,7 @@ from tidewheel.engine.devices import get_device
 from tidewheel.engine.devices.graph.hpu import HpuAdapter
 from tidewheel.engine.devices.graph.options import GraphOptions
 from tidewheel.engine.devices.graph.weights import Weights
-from tidewheel.engine.devices.grouped_weights import grouped
+from tidewheel.engine.devices.grouping import grouped
 from tidewheel.engine.errors import DeviceError
 from tidewheel.engine.weights.tensor import DenseTensor
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,8 +12,9 @@ from engine.weights.stored_tensors import KINDS, SOME_KINDS, StoredWeights, stor
 from engine.weights.stored_tensors import decoder as stored_decoder
 from harness import Harness
 
-from tidewheel.engine.devices.grouped_weights import grouped
+from tidewheel.engine.devices.grouping import grouped
 from tidewheel.engine.errors import ModelError
+from tidewheel.engine.models.spec import ExpertsSpec
 from tidewheel.engine.weights.dtypes import bfloat16_bits
 from tidewheel.engine.weights.quantization import Quantization
 from tidewheel.engine.weights.tensor import DenseTensor
@@ -48,11 +50,17 @@ def test_quantized_weights_keep_their_numbers_and_their_memory(dtype: torch.dtyp
 
 def test_a_quantized_model_gives_the_logits_of_its_dequantized_weights(caplog: pytest.LogCaptureFixture) -> None:
     spec = stored_decoder(tied=False, num_layers=1)
-    expected = Harness(load((spec, StoredWeights(spec, *SOME_KINDS, dequantized=True)))).logits(TOKENS)
+    experts = replace(spec.layers[0][1], mixer=ExpertsSpec(4, 2, 256))
+    spec = replace(spec, layers=(*spec.layers, (experts,)))
+    weights, floats = (StoredWeights(spec, *SOME_KINDS, dequantized=dequantized) for dequantized in (False, True))
+    for made in (weights, floats):  # experts of different formats are dequantized
+        made.kinds |= {name: "gptq-3" for name in made.kinds if ".experts." in name}
+    expected = Harness(load((spec, floats))).logits(TOKENS)
     with caplog.at_level(logging.INFO):
-        executor = load((spec, StoredWeights(spec, *SOME_KINDS)))
+        executor = load((spec, weights))
     np.testing.assert_allclose(Harness(executor).logits(TOKENS), expected, rtol=1e-3, atol=1e-3)
-    assert "dequantized" not in caplog.text
+    assert caplog.text.count("dequantized") == caplog.text.count("1 quantized matrices are dequantized") == 1
+    assert "routers are kept in float32" in caplog.text
 
 
 def test_weights_in_floats_are_quantized_while_they_are_loaded() -> None:

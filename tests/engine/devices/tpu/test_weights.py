@@ -13,7 +13,8 @@ from optional_packages import require_packages
 from samples import swept
 
 from tidewheel.engine.devices import get_device
-from tidewheel.engine.devices.grouped_weights import IN_FOUR_BITS, grouped
+from tidewheel.engine.devices.grouped_weights import IN_FOUR_BITS
+from tidewheel.engine.devices.grouping import grouped
 from tidewheel.engine.models.spec import ExpertsSpec
 
 jax = pytest.importorskip("jax")
