@@ -41,8 +41,8 @@ _COMPILED: Mapping[str, frozenset[str] | None] = {"tpu": None}
 """The same of those that the vendor's own compiler compiled for the hardware."""
 _FORMATS: Mapping[str, tuple[Callable[[Device], bool], tuple[str, ...], tuple[str, ...]]] = {
     "weights in bfloat16, float16 or float32": (lambda device: True, ("cpu", "cuda"), ("tpu",)),
-    "quantized files": (lambda device: True, ("cpu",), ("cuda", "rocm")),
-    "`--quantization`": (lambda device: bool(device.capabilities.quantizes), ("cpu",), ("cuda", "rocm")),
+    "quantized files": (lambda device: True, ("cpu",), ("cuda", "rocm", "tpu")),
+    "`--quantization`": (lambda device: bool(device.capabilities.quantizes), ("cpu",), ("cuda", "rocm", "tpu")),
     "KV cache in 8 bits": (_caches_8_bits, ("cpu",), ()),
     "LoRA adapters": (lambda device: device.capabilities.lora, ("cpu",), ()),
     "images": (lambda device: device.capabilities.media, ("cpu",), ()),

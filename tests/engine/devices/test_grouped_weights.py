@@ -19,8 +19,10 @@ from tidewheel.engine.devices.grouped_plan import read_grouped, why_not_grouped
 from tidewheel.engine.devices.grouped_weights import GroupedMatrix, joined, num_bytes
 from tidewheel.engine.devices.grouping import as_planned, grouped, nearest_e4m3
 from tidewheel.engine.devices.parallel_options import ParallelOptions
+from tidewheel.engine.errors import ModelError
 from tidewheel.engine.models.spec import tensor_shapes
 from tidewheel.engine.weights.quantization import ACCELERATOR_METHODS, Method, Quantization, TensorFormat, format_of
+from tidewheel.engine.weights.quantized import method_to_load_with
 from tidewheel.engine.weights.tensor import DenseTensor
 
 SHAPE = (6, 512)
@@ -162,3 +164,10 @@ def test_odd_groups_routers_and_tables_out_of_order_stay_in_floats() -> None:
     ordered = stored("gptq-4", SHAPE, "ordered").stored_format
     assert why_not_grouped("layers.0.q.weight", SHAPE, ordered) is None
     assert "order of their own" in str(why_not_grouped("embed.weight", SHAPE, ordered))
+
+
+def test_fp8_names_the_method_of_a_checkpoint_or_quantizes_one_in_floats() -> None:
+    assert method_to_load_with("fp8", {}, None) == "fp8"
+    assert method_to_load_with("fp8", {"quantization_config": {"quant_method": "fp8"}}, None) is None
+    with pytest.raises(ModelError, match="names the method of a checkpoint, but this one's is 'gptq'"):
+        method_to_load_with("fp8", {"quantization_config": {"quant_method": "gptq"}}, None)

@@ -161,6 +161,12 @@ def test_what_is_said_of_the_weights_is_how_the_device_stores_them(
     assert device.quantization == (Quantization("int8") if quantizes else None)
 
 
+def test_a_method_of_other_devices_is_refused_with_those_of_this_one(device: ScriptedDevice, folder: Path) -> None:
+    device.capabilities = Capabilities(quantizes=("int8", "q8_0"))
+    with pytest.raises(DeviceError, match=r"torch device does not quantize to fp8: take --quantization .* int8, q8_0"):
+        open_model(replace(options(folder), quantization="fp8"))
+
+
 class OneFile:
     """A model that is no folder."""
 
