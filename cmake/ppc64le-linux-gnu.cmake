@@ -3,5 +3,3 @@ set(CMAKE_SYSTEM_NAME Linux)
 set(CMAKE_SYSTEM_PROCESSOR ppc64le)
 set(CMAKE_CXX_COMPILER powerpc64le-linux-gnu-g++)
 set(CMAKE_CROSSCOMPILING_EMULATOR qemu-ppc64le-static -L /usr/powerpc64le-linux-gnu)
-# Not power8: glibc's sincos has an instruction that a POWER8 executes as an older one, but qemu's POWER8 refuses.
-set(TIDEWHEEL_CPUS power9 power10)

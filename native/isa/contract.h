@@ -150,8 +150,9 @@ concept HalvesLoadedFrom = requires(const T* from) {
   { load_half<true>(from) } -> std::same_as<F>;
 };
 
-// Two more optional operations: dot_rows<ROWS>(sums, quads, x) computes the dot products of several rows at once.
-// prefetch_in_steps(line) replaces the usual prefetch ahead of a panel's line.
+// Three more optional operations: dot_rows<ROWS>(sums, quads, x) computes the dot products of several rows at once.
+// accumulate_rows(dot, body) calls body(sums) with sums of the level's own kind, which dot_rows takes, and adds them to
+// dot. prefetch_in_steps(line) replaces the usual prefetch ahead of a panel's line.
 
 template <typename F, typename I, typename Quads, typename T>
 constexpr bool has_whole_options() {

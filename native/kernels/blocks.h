@@ -255,7 +255,8 @@ struct BlockRows {
   int8_t quads[kRowGroup / kBlockRun][ROWS][kBlockRun];
 
   // dot[r] += w times the four inputs of row r from 4 * s on.
-  TW_INLINE void multiply(I (&dot)[ROWS], Bytes w, const BlockRows& group, int s) {
+  template <typename Sums>
+  TW_INLINE void multiply(Sums& dot, Bytes w, const BlockRows& group, int s) {
     if constexpr (kBlockRun == kQuad) {
       multiply_quads<ROWS>(dot, as_quads(w), group.quads[s]);
     } else {
@@ -269,14 +270,16 @@ struct BlockRows {
   template <int SHORT_QUADS, typename Code>
   TW_INLINE void multiply_part(I (&dot)[ROWS], const Code& code, const BlockRows& group, int p) {
     constexpr int kQuads = kGroupQuads / PARTS, kTogether = SHORT_QUADS > 0 ? SHORT_QUADS : 1;
+    with_row_sums(dot, [&](auto& sums) __attribute__((always_inline)) {
 #pragma GCC unroll 8
-    for (int s = p * kQuads; s < (p + 1) * kQuads; s += kTogether) {
-      if constexpr (SHORT_QUADS > 0) {
-        add_short_sums<SHORT_QUADS>(dot, code, group, s);
-      } else {
-        multiply(dot, code(s), group, s);
+      for (int s = p * kQuads; s < (p + 1) * kQuads; s += kTogether) {
+        if constexpr (SHORT_QUADS > 0) {
+          add_short_sums<SHORT_QUADS>(sums, code, group, s);
+        } else {
+          multiply(sums, code(s), group, s);
+        }
       }
-    }
+    });
   }
 
  private:

@@ -102,9 +102,19 @@ struct RowGroup {
   int8_t quads[kRowGroup / kQuad][ROWS][kQuad];
 };
 
+// Calls `body` with sums for several rows: with `dot`, or with the level's own kind, which is then added to `dot`.
+template <int ROWS, typename Sum, typename Body>
+TW_INLINE void with_row_sums(Sum (&dot)[ROWS], Body&& body) {
+  if constexpr (requires { accumulate_rows(dot, body); }) {
+    accumulate_rows(dot, body);
+  } else {
+    body(dot);
+  }
+}
+
 // Uses the level's own code for several rows at once, if it has any.
-template <int ROWS, typename Sum, typename W>
-TW_INLINE void multiply_quads(Sum (&sum)[ROWS], W w, const int8_t (*x)[kQuad]) {
+template <int ROWS, typename Sums, typename W>
+TW_INLINE void multiply_quads(Sums& sum, W w, const int8_t (*x)[kQuad]) {
   if constexpr (requires { dot_rows<ROWS>(sum, w, x); }) {
     dot_rows<ROWS>(sum, w, x);
   } else {
@@ -116,27 +126,31 @@ TW_INLINE void multiply_quads(Sum (&sum)[ROWS], W w, const int8_t (*x)[kQuad]) {
 // The dot products of one group. Moves `weight` past it.
 template <int ROWS>
 TW_INLINE void multiply_bytes(I (&dot)[ROWS], const uint8_t*& weight, const int8_t (*x)[ROWS][kQuad]) {
+  with_row_sums(dot, [&](auto& sum) __attribute__((always_inline)) {
 #pragma GCC unroll 8
-  for (int s = 0; s < kRowGroup / kQuad; ++s) {
-    if (s * kLanes * kQuad % 64 == 0) prefetch_panel<ROWS>(weight);  // once a cache line
-    multiply_quads<ROWS>(dot, load_quads(weight), x[s]);
-    weight += kLanes * kQuad;
-  }
+    for (int s = 0; s < kRowGroup / kQuad; ++s) {
+      if (s * kLanes * kQuad % 64 == 0) prefetch_panel<ROWS>(weight);  // once a cache line
+      multiply_quads<ROWS>(sum, load_quads(weight), x[s]);
+      weight += kLanes * kQuad;
+    }
+  });
 }
 template <int ROWS>
 TW_INLINE void multiply_nibbles(I (&dot)[ROWS], const uint8_t*& weight, const int8_t (*x)[ROWS][kQuad]) {
   NibbleSum sum[ROWS];
 #pragma GCC unroll 16
   for (int r = 0; r < ROWS; ++r) sum[r] = begin_nibbles(dot[r]);
+  with_row_sums(sum, [&](auto& sums) __attribute__((always_inline)) {
 #pragma GCC unroll 8
-  for (int s = 0; s < kRowGroup / kQuad; s += 2) {
-    if (s / 2 * kLanes * kQuad % 64 == 0) prefetch_panel<ROWS>(weight);
-    Quads low, high;
-    load_nibbles(weight, low, high);
-    multiply_quads<ROWS>(sum, low, x[s]);
-    multiply_quads<ROWS>(sum, high, x[s + 1]);
-    weight += kLanes * kQuad;
-  }
+    for (int s = 0; s < kRowGroup / kQuad; s += 2) {
+      if (s / 2 * kLanes * kQuad % 64 == 0) prefetch_panel<ROWS>(weight);
+      Quads low, high;
+      load_nibbles(weight, low, high);
+      multiply_quads<ROWS>(sums, low, x[s]);
+      multiply_quads<ROWS>(sums, high, x[s + 1]);
+      weight += kLanes * kQuad;
+    }
+  });
 #pragma GCC unroll 16
   for (int r = 0; r < ROWS; ++r) dot[r] = end_nibbles(dot[r], sum[r]);
 }
