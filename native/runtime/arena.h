@@ -44,7 +44,12 @@ class Arena {
 
   // Gives the pages back to the system. What they held is lost: they are zeros when they are touched again.
   void forget() {
-    if (data_) madvise(data_, bytes_, MADV_DONTNEED);
+    if (!data_) return;
+#if defined(__linux__)
+    madvise(data_, bytes_, MADV_DONTNEED);
+#else  // for other systems that is a hint, after which the pages may keep what they held
+    mmap(data_, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+#endif
   }
 
   char* data() const { return data_; }

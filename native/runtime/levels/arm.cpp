@@ -60,6 +60,12 @@ std::vector<const Kernels*> architecture_levels() {
 
 std::string architecture_note() { return {}; }
 
-bool architecture_brings_line_pairs() { return false; }
+bool architecture_brings_line_pairs() {
+#if defined(__APPLE__)
+  return true;  // a cache line has 128 bytes, two of those that kernels prefetch
+#else
+  return false;
+#endif
+}
 
 }  // namespace tidewheel
