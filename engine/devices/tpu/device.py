@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 
 from ...cancellation import Cancellation
 from ...errors import DeviceError
@@ -122,13 +123,13 @@ class TpuDevice(Device):
 
 
 def _report(spec: DecoderSpec, kernel: Kernel) -> None:
-    """Say why layers are not computed by the kernel for TPUs."""
+    """Say why layers are not computed by the kernel for TPUs, or by it in more than one go."""
     if not kernel.available:
         logger.warning("JAX_PLATFORMS=cpu: the tpu device computes on the processor, which is slow and meant for tests")
         return
-    reasons: dict[str, int] = {}
-    for attention in spec.attentions():
-        if reason := kernel.refusal(attention):
-            reasons[reason] = reasons.get(reason, 0) + 1
-    for reason, count in reasons.items():
+    without = Counter(filter(None, map(kernel.refusal, spec.attentions())))
+    for reason, count in without.items():
         logger.warning("Attention of %d layers runs without the TPU's kernel, which does not support %s", count, reason)
+    apart = Counter(filter(None, map(kernel.separation, filter(kernel.computes, spec.attentions()))))
+    for reason, count in apart.items():
+        logger.info("Attention of %d layers computes one KV head after the other because of %s", count, reason)

@@ -123,7 +123,7 @@ class Kernel:
         It is `[KV heads, size, 2, D]` where the kernel has to compute one KV head after the other.
         """
         heads, dim = attention.num_kv_heads, self.cached_head_dim(attention)
-        if self.computes(attention) and not self._computes_together(attention):
+        if self.computes(attention) and self.separation(attention):
             return heads, page_size, 2, dim
         return page_size, 2 * heads, dim
 
@@ -133,16 +133,22 @@ class Kernel:
             return attention.head_dim
         return -(-attention.head_dim // _LANES) * _LANES
 
-    def _computes_together(self, attention: AttentionSpec) -> bool:
-        """Whether it compiles for all KV heads of a chip at once. What it computes, it compiles for one head."""
+    def separation(self, attention: AttentionSpec) -> str | None:
+        """Why it computes a chip's KV heads one after the other; None if all at once.
+
+        What it computes at all, it compiles for one head.
+        """
         heads = attention.num_kv_heads // self.num_devices
         if heads == 1:
-            return True
+            return None
         if self.cached_head_dim(attention) > _LANES:
-            return False  # it takes every n-th row of a page, which Mosaic can only do with rows of one vector
+            # It takes every n-th row of a page, which Mosaic can only do with rows of one vector.
+            return f"heads of more than {_LANES} values"
         words, rest = divmod(2 * heads * self.itemsize, _WORD_BYTES)
         if rest or (words not in (1, 2, 4) and words % _SUBLANES):
-            return False  # rows of a page must fill tiles
+            return f"{heads} KV heads on a chip, which fill no tiles"
         # Of more than 4 KV heads in float32 it takes 4 at a time. Without others in their groups, as many query heads
         # are less than the 8 rows of a tile.
-        return self.itemsize < _WORD_BYTES or heads <= 4 or attention.num_heads > attention.num_kv_heads
+        if self.itemsize == _WORD_BYTES and heads > 4 and attention.num_heads == attention.num_kv_heads:
+            return "full attention in float32"
+        return None

@@ -172,24 +172,27 @@ def test_the_kernel_is_taken_where_it_computes_the_layer(attention: Any, itemsiz
 
 
 @pytest.mark.parametrize(
-    ("attention", "itemsize", "num_devices", "shape"),
+    ("attention", "itemsize", "num_devices", "shape", "reason"),
     [
-        (PLAIN, 2, 1, (16, 4, 128)),
-        (replace(PLAIN, num_kv_heads=3), 2, 1, (3, 16, 2, 128)),  # do not fill a tile
-        (replace(PLAIN, num_kv_heads=3), 2, 3, (16, 6, 128)),
-        (replace(PLAIN, head_dim=160), 2, 1, (2, 16, 2, 256)),  # wider than a vector
-        (replace(PLAIN, head_dim=160, num_kv_heads=1), 2, 1, (16, 2, 256)),
-        (replace(PLAIN, num_heads=8, num_kv_heads=8), 4, 1, (8, 16, 2, 128)),  # 4 query heads are less than a tile
-        (replace(PLAIN, num_heads=8, num_kv_heads=8), 2, 1, (16, 16, 128)),
-        (replace(PLAIN, num_heads=16, num_kv_heads=8), 4, 1, (16, 16, 128)),
-        (replace(PLAIN, sinks=True, num_kv_heads=3), 2, 1, (16, 6, 40)),
+        (PLAIN, 2, 1, (16, 4, 128), None),
+        (replace(PLAIN, num_kv_heads=3), 2, 1, (3, 16, 2, 128), "3 KV heads on a chip, which fill no tiles"),
+        (replace(PLAIN, num_kv_heads=3), 2, 3, (16, 6, 128), None),
+        (replace(PLAIN, head_dim=160), 2, 1, (2, 16, 2, 256), "heads of more than 128 values"),
+        (replace(PLAIN, head_dim=160, num_kv_heads=1), 2, 1, (16, 2, 256), None),
+        (replace(PLAIN, num_heads=8, num_kv_heads=8), 4, 1, (8, 16, 2, 128), "full attention in float32"),
+        (replace(PLAIN, num_heads=8, num_kv_heads=8), 2, 1, (16, 16, 128), None),
+        (replace(PLAIN, num_heads=16, num_kv_heads=8), 4, 1, (16, 16, 128), None),
     ],
 )
 def test_heads_have_pages_of_their_own_where_the_kernel_computes_one_after_the_other(
-    attention: AttentionSpec, itemsize: int, num_devices: int, shape: tuple[int, ...]
+    attention: AttentionSpec, itemsize: int, num_devices: int, shape: tuple[int, ...], reason: str | None
 ) -> None:
-    assert Kernel(True, num_devices, itemsize).page_shape(attention, 16) == shape
-    assert Kernel(False, num_devices, itemsize).page_shape(attention, 16)[:1] == (16,)
+    kernel = Kernel(True, num_devices, itemsize)
+    assert kernel.page_shape(attention, 16) == shape
+    assert kernel.separation(attention) == reason
+    plain = 16, 2 * attention.num_kv_heads, attention.head_dim
+    assert replace(kernel, available=False).page_shape(attention, 16) == plain
+    assert kernel.page_shape(replace(attention, sinks=True), 16) == plain
 
 
 class Chip:
