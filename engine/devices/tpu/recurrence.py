@@ -18,6 +18,7 @@ from .inputs import StepInputs
 from .mesh import AXIS
 
 CHUNK = 64  # tokens of a sequence that are computed together
+_SIDE_BY_SIDE = 8  # sequences with one token, whose states are copied
 
 _einsum = partial(jnp.einsum, precision=lax.Precision.HIGHEST)
 
@@ -35,21 +36,32 @@ class Inputs(NamedTuple):
 def recur(states: jax.Array, inputs: Inputs, tokens: StepInputs, chunk: int = CHUNK) -> tuple[jax.Array, jax.Array]:
     """The `states [slots, H, K, V]` after a step's tokens, and the outputs of these, `[T, H, V]`.
 
-    Sequences with one token are computed side by side, which is what decoding needs. The tokens of the others are
+    Sequences with one token are computed some side by side, which is what decoding needs. The tokens of the others are
     computed `chunk` by `chunk`, one sequence after the other, with products of matrices.
     """
-    T = len(inputs.q)
-    C = min(chunk, T)
+    T, S = len(inputs.q), len(tokens.state_slots)
+    C, G = min(chunk, T), min(_SIDE_BY_SIDE, S)
     starts, counts = jnp.asarray(tokens.query_start[:-1]), jnp.diff(tokens.query_start)
     slots, positions = jnp.asarray(tokens.state_slots), jnp.asarray(tokens.positions)
 
     first = jnp.minimum(starts, T - 1)
     single = counts == 1
-    own = jnp.where(single, slots, len(states) - 1)  # the last one is for padding
-    before = jnp.where((positions[first] > 0)[:, None, None, None], states[own], 0.0)
-    after, outputs = jax.vmap(advance)(before, jax.tree.map(lambda array: array[first][:, None], inputs))
-    states = states.at[own].set(after)
-    result = jnp.zeros((T + C, *inputs.v.shape[1:])).at[jnp.where(single, first, T + C)].set(outputs[:, 0], mode="drop")
+    # Of other sequences, the state of padding, which is the last one, and no token.
+    own = jnp.pad(jnp.where(single, slots, len(states) - 1), (0, -S % G), constant_values=len(states) - 1)
+    target = jnp.pad(jnp.where(single, first, T + C), (0, -S % G), constant_values=T + C)
+    first = jnp.pad(first, (0, -S % G))
+
+    def compute_singles(index: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        states, result = carry
+        group = (lax.dynamic_slice_in_dim(array, index * G, G) for array in (own, first, target))
+        own_states, read, written = group
+        before = jnp.where((positions[read] > 0)[:, None, None, None], states[own_states], 0.0)
+        after, outputs = jax.vmap(advance)(before, jax.tree.map(lambda array: array[read][:, None], inputs))
+        return states.at[own_states].set(after), result.at[written].set(outputs[:, 0], mode="drop")
+
+    groups = -(-jnp.asarray(tokens.num_seqs)[0] // G)
+    result = jnp.zeros((T + C, *inputs.v.shape[1:]))
+    states, result = lax.fori_loop(0, groups, compute_singles, (states, result))
 
     padded = jax.tree.map(lambda array: jnp.pad(array, [(0, C), *[(0, 0)] * (array.ndim - 1)]), inputs)
     chunks = jnp.where(counts > 1, -(-counts // C), 0)

@@ -36,9 +36,8 @@ OF_TORCH = (*OF_LEVELS, "gemma3n", "opt-350m", "phi3-longrope", "cohere2")
 OF_GRAPHS = (
     "mistral-window", "gemma3", "opt-350m", "cohere2", "mpt", "gpt2-scaled", "phi3-longrope", "gemma3n", "deepseek-v3",
 )  # fmt: skip
-# Each model takes a second to compile. These have windows with two ropes; latents and experts; and several streams with
-# inputs of each layer, K and V of other layers.
-OF_TPUS = ("gemma3", "deepseek-v3", "gemma3n")
+# Each model takes seconds to compile. These have windows with two ropes, and latents and experts.
+OF_TPUS = ("gemma3", "deepseek-v3")
 
 
 def on(device: str, names: Iterable[str], chosen: Container[str]) -> list[Any]:

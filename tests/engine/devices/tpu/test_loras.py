@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from harness import Harness, make_device
 from tidewheel.engine.devices.executor import Executor
 from tidewheel.engine.devices.limits import ExecutorOptions, LoraLimits
 from tidewheel.engine.errors import DeviceError
-from tidewheel.engine.models.spec import DeltaNetSpec, ExpertsSpec, ResidualBlockSpec
+from tidewheel.engine.models.spec import ExpertsSpec, ResidualBlockSpec
 from tidewheel.engine.weights.lora import LoraAdapter, LowRankUpdate
 from tidewheel.engine.weights.tensor import DenseTensor
 
@@ -20,10 +21,9 @@ pytest.importorskip("jax")
 pytest.importorskip("torch")
 
 SPEC = decoder_of(
-    (ResidualBlockSpec(replace(PLAIN, rope=ROPE), NORM), ResidualBlockSpec(ExpertsSpec(4, 2, 40, shared=MLP), NORM)),
-    (ResidualBlockSpec(DeltaNetSpec(1, 2, 16, 24, 4, NORM), NORM), ResidualBlockSpec(MLP, NORM)),
+    (ResidualBlockSpec(replace(PLAIN, rope=ROPE), NORM), ResidualBlockSpec(ExpertsSpec(4, 2, 40, shared=MLP), NORM))
 )
-LIMITS = LoraLimits(max_loras=2, max_rank=18, dtype="float32")
+LIMITS = LoraLimits(max_loras=2, max_rank=13, dtype="float32")
 TOKENS = np.random.default_rng(8).integers(0, VOCAB_SIZE, 14).tolist()
 
 
@@ -46,9 +46,9 @@ ADAPTERS = {
             update("layers.0.v", 64, 80, 0, shift=bias(80)),
         )
     ),
-    3: LoraAdapter((update("layers.0.shared.up", 64, 96, 18), update("layers.0.router", 64, 4, 2))),
+    3: LoraAdapter((update("layers.0.shared.up", 64, 96, 13), update("layers.0.router", 64, 4, 2))),
     4: LoraAdapter(
-        (update("embed", VOCAB_SIZE, 64, 3), update("head", 64, VOCAB_SIZE, 5), update("layers.1.delta_v", 64, 48, 3)),
+        (update("embed", VOCAB_SIZE, 64, 3), update("head", 64, VOCAB_SIZE, 5), update("layers.0.o", 240, 64, 3)),
         rope_factor=2.0,
     ),
 }
@@ -70,7 +70,7 @@ def loaded(name: str) -> Executor:
     return executor
 
 
-# A step is compiled for no adapters and for two ranks.
+# A step and a head are compiled without adapters and with them.
 def test_each_sequence_is_computed_with_its_own_adapter() -> None:
     """There are more of them than slots, so some of them are written anew."""
     reference = Harness(loaded("torch"))
@@ -99,15 +99,33 @@ def test_each_sequence_is_computed_with_its_own_adapter() -> None:
     [
         (LoraAdapter((update("layers.0.experts.1.up", 64, 40, 2),)), r"cannot change layers\.0\.experts\.1\.up"),
         (LoraAdapter((), {"head": DenseTensor(np.zeros((VOCAB_SIZE, 64), np.float32), "float32")}), "whole"),
-        (LoraAdapter((update("layers.0.q", 64, 240, 10),) * 2), "20 together for layers.0.q: raise --max-lora-rank"),
+        (LoraAdapter((update("layers.0.q", 64, 240, 7),) * 2), "14 together for layers.0.q: raise --max-lora-rank"),
     ],
 )
 def test_what_adapters_cannot_change_here_is_refused(adapter: LoraAdapter, words: str) -> None:
+    with pytest.raises(DeviceError, match=words):
+        slots(LIMITS).load(0, adapter)
+
+
+@pytest.mark.parametrize(("max_rank", "expected"), [(8, 8), (16, 16), (32, 16), (200, 16)])
+def test_a_step_takes_the_smallest_rank_that_holds_its_adapters(max_rank: int, expected: int) -> None:
+    limits = LoraLimits(2, max_rank, "float32")
+    loaded = slots(limits)
+    for number, rank in enumerate((5, 8, 17, 65, 0)):
+        if rank <= max_rank:
+            loaded.load(number, LoraAdapter((update("layers.0.q", 64, 240, rank),)))
+    assert loaded.rank({0, 1}) == loaded.rank({4}) == expected
+    if max_rank >= 17:
+        assert loaded.rank({0, 2}) == min(64, max_rank)
+    if max_rank == 200:
+        assert loaded.rank({3, 1}) == 200
+
+
+def slots(limits: LoraLimits) -> Any:
     import jax
     from jax.sharding import Mesh
 
     from tidewheel.engine.devices.tpu.loras import LoraSlots, lora_arrays
 
     mesh = Mesh(np.array(jax.local_devices()[:1]), ("model",))
-    with pytest.raises(DeviceError, match=words):
-        LoraSlots(lora_arrays(SPEC, LIMITS, mesh), LIMITS).load(0, adapter)
+    return LoraSlots(lora_arrays(SPEC, limits, mesh), limits)
