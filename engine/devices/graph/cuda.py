@@ -29,7 +29,6 @@ class CudaAdapter:
     max_prefill_seqs: int | None = None
     compiles_only_layers = True  # inductor takes a minute for 32 of them, and graphs make calls cheap
     has_float64 = True
-    attend = staticmethod(gpu_attention)
 
     _gpus: ClassVar[ModuleType] = torch.cuda
     _device_type = "cuda"
@@ -47,7 +46,9 @@ class CudaAdapter:
         # What is not compiled gathers whole tables, and needs no plan.
         self._is_compiled = self.any_width = not options.enforce_eager
         self.captures = self._is_compiled and hasattr(self._gpus, self._graph)
-        self.plan_attention: PlanAttention = plan_gpu_attention if self._is_compiled else no_plan
+        self.attend = gpu_attention(self.device, self.block_size)
+        plan = plan_gpu_attention(self.device, self.block_size)
+        self.plan_attention: PlanAttention = plan if self._is_compiled else no_plan
         self.enter()
         if self.captures:
             # Only one graph runs at a time, so that all can use the same memory for what is within.

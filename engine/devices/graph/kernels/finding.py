@@ -15,7 +15,8 @@ logger = logging.getLogger(__name__)
 @cache
 def kernels_of(name: str, device: torch.device) -> ModuleType | None:
     """The module of that name beside this one, whose kernels such a device runs; None: it has no Triton."""
-    if device.type not in ("cuda", "xpu"):
+    built_for_gpus = torch.version.cuda or torch.version.hip or getattr(torch.version, "xpu", None)
+    if device.type not in ("cuda", "xpu") or not built_for_gpus:
         return None
     try:
         return import_module(f".{name}", __package__)

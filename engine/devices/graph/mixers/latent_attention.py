@@ -35,6 +35,7 @@ class LatentAttention:
         self._cache = parts.cache(layer, spec.cached)
         of_latents = AttentionSpec(heads, 1, spec.cached.key_dim, spec.scale)
         self._layer = AttentionLayer(of_latents, parts.block_size, None, None)
+        self._attend = latent_attention(parts.device, parts.block_size)
 
     def __call__(self, x: Tensor, tokens: Tokens) -> Tensor:
         """Write the tokens' latents and keys, then attend to all that their positions may see. `x [S, Q, hidden]`."""
@@ -50,6 +51,6 @@ class LatentAttention:
         q = torch.cat((within.float(), turn(self._rotate, spec.rope, turning, *turned_by)), -1).to(cache.keys.dtype)
         group = cache.group
         context = Context(tokens.positions, tokens.tables[group], cache.keys, cache.values, tokens.plans[group])
-        seen = latent_attention(q, context, self._layer)
+        seen = self._attend(q, context, self._layer)
         values = torch.einsum("sqhl,hvl->sqhv", seen.to(self._v_up.dtype), self._v_up)
         return self._o(values.flatten(2), tokens)

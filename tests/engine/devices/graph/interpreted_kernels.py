@@ -14,7 +14,7 @@ from unittest.mock import patch
 import torch
 
 from tidewheel.engine.devices.graph.attention import AttentionLayer, Context, gather_attention
-from tidewheel.engine.devices.graph.gpu_attention import decode_attention
+from tidewheel.engine.devices.graph.gpu_attention import gpu_attention, latent_attention
 from tidewheel.engine.models.spec import AttentionSpec
 
 KERNELS = "tidewheel.engine.devices.graph.kernels"
@@ -53,9 +53,9 @@ def of_decodes(dtype: str, heads: int, kv_heads: int, key_dim: int, value_dim: i
     layer = AttentionLayer(spec, PAGE, None if slopes is None else torch.tensor(slopes), sinks)
     kernels = import_module(f"{KERNELS}.decode_attention")
     with patch("tidewheel.engine.devices.graph.gpu_attention.kernels_of", return_value=kernels):
-        context = Context(positions, tables, keys, values)
-        found = decode_attention(q, context, layer, values_in_keys=value_dim is not None)
-    assert found is not None
+        attend = (gpu_attention if value_dim is None else latent_attention)(q.device, PAGE)
+    attend = torch.compile(attend, backend="eager", fullgraph=True)
+    found = attend(q, Context(positions, tables, keys, values), layer)
     clean = Context(positions, tables, keys.float().nan_to_num(), values.float().nan_to_num())
     return _error(found, gather_attention(q.float(), clean, layer))
 
