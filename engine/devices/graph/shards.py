@@ -1,25 +1,38 @@
 """A model in parts for several accelerators, as Megatron cuts it (https://arxiv.org/abs/1909.08053).
 
-Heads and the MLP's inner width are shared out: q, k, v, gate and up by their outputs, o and down by their inputs. What
-a residual block gives is then the sum over all parts. Embedding, norms and the head are whole in each part. A KV head
-that serves several parts is in all of them.
+Heads and the inner width of MLPs and experts are shared out: q, k, v, gate and up by their outputs, o and down by their
+inputs. What a residual block gives is then the sum over all parts. Embedding, norms, routers and the head are whole in
+each part, and so are latents. A KV head that serves several parts is in all of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DeviceError
-from ...models.spec import AttentionSpec, DecoderSpec, MixerSpec, MlpSpec, ParallelSpec, ResidualBlockSpec
+from ...models.spec import (
+    AttentionSpec,
+    DecoderSpec,
+    ExpertsSpec,
+    LatentAttentionSpec,
+    MixerSpec,
+    MlpSpec,
+    ParallelSpec,
+    ResidualBlockSpec,
+)
 from ...weights.tensor import DenseTensor
 from ..grouped_weights import GroupedMatrix, tensor_shape
 
-_BY_OUTPUTS = ("q", "gate", "up")
-_BY_INPUTS = ("o", "down")
+_BY_OUTPUTS = ("q", "q_gate", "gate", "up", "latent_q", "latent_q_up", "latent_k_up", "latent_v_up")
+_BY_INPUTS = ("o", "down", "latent_o")
+
+
+Inner = TypeVar("Inner", MlpSpec, ExpertsSpec)
 
 
 class Shards:
@@ -76,9 +89,16 @@ class Shards:
         if isinstance(mixer, ParallelSpec):
             return ParallelSpec(tuple(map(residual, mixer.residuals)))
         if isinstance(mixer, MlpSpec):
-            if mixer.intermediate_size % size:
-                raise self._refused(f"an MLP of {mixer.intermediate_size} values")
-            return replace(mixer, intermediate_size=mixer.intermediate_size // size)
+            if mixer.cutoff is not None:
+                raise self._refused("an MLP whose gate is compared with the mean of all its values")
+            return self._narrower(mixer, "an MLP")
+        if isinstance(mixer, ExpertsSpec):
+            shared = None if mixer.shared is None else self._narrower(mixer.shared, "a shared expert")
+            return replace(self._narrower(mixer, "an expert"), shared=shared)
+        if isinstance(mixer, LatentAttentionSpec):
+            if mixer.num_heads % size:
+                raise self._refused(f"{mixer.num_heads} heads of attention to latents")
+            return replace(mixer, num_heads=mixer.num_heads // size)
         if not isinstance(mixer, AttentionSpec):
             raise self._refused(f"{mixer.kind} layers")
         heads, kv_heads = mixer.num_heads, mixer.num_kv_heads
@@ -93,6 +113,11 @@ class Shards:
             num_kv_heads=max(kv_heads // size, 1),
             alibi_slopes=None if mixer.alibi_slopes is None else mixer.alibi_slopes[own],
         )
+
+    def _narrower(self, mixer: Inner, what: str) -> Inner:
+        if mixer.intermediate_size % self._size:
+            raise self._refused(f"{what} of {mixer.intermediate_size} values")
+        return replace(mixer, intermediate_size=mixer.intermediate_size // self._size)
 
     def _refused(self, what: str) -> DeviceError:
         return DeviceError(

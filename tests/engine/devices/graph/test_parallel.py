@@ -11,14 +11,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 from engine.devices.graph.served import FEW_BUCKETS, load, serve, storm
-from engine.devices.made_models import MLP, NORM, decoder_of
+from engine.devices.made_models import MLP, NORM, ROPE, decoder_of
 
 from tidewheel.engine.devices import get_device
 from tidewheel.engine.devices.batch import SamplingBatch, StepBatch
 from tidewheel.engine.devices.executor import Executor, Pending
 from tidewheel.engine.devices.parallel_options import ParallelOptions
 from tidewheel.engine.errors import DeviceError
-from tidewheel.engine.models.spec import AttentionSpec, DecoderSpec, ParallelSpec, ResidualBlockSpec
+from tidewheel.engine.models.spec import (
+    AttentionSpec,
+    DecoderSpec,
+    ExpertsSpec,
+    LatentAttentionSpec,
+    MixerSpec,
+    ParallelSpec,
+    ResidualBlockSpec,
+)
 
 EAGER = dataclasses.replace(FEW_BUCKETS, enforce_eager=True, skip_warmup=True)
 HEADS = AttentionSpec(num_heads=8, num_kv_heads=4, head_dim=16, scale=0.25, qkv_bias=True, out_bias=True)
@@ -34,6 +42,12 @@ SPECS = {
     ),
     "few-kv-heads": decoder_of(
         (ResidualBlockSpec(dataclasses.replace(HEADS, num_kv_heads=1, sinks=True), NORM), ResidualBlockSpec(MLP, NORM)),
+    ),
+    "latents-and-experts": decoder_of(
+        (
+            ResidualBlockSpec(LatentAttentionSpec(4, 24, 40, 20, 56, 0.125, ROPE, NORM, q_rank=32, bias=True), NORM),
+            ResidualBlockSpec(ExpertsSpec(5, 2, 40, bias=True, shared=MLP, shared_gate=True), NORM),
+        ),
     ),
     "side-by-side": decoder_of(
         (
@@ -72,7 +86,14 @@ def share(spec: DecoderSpec, size: int) -> Executor:
 
 @pytest.mark.sweep
 @pytest.mark.parametrize(
-    ("name", "size"), [("one-after-the-other", 2), ("few-kv-heads", 4), ("few-kv-heads", 2), ("side-by-side", 2)]
+    ("name", "size"),
+    [
+        ("one-after-the-other", 2),
+        ("few-kv-heads", 4),
+        ("few-kv-heads", 2),
+        ("side-by-side", 2),
+        ("latents-and-experts", 4),
+    ],
 )
 def test_processes_that_share_a_model_give_the_reference_tokens(name: str, size: int) -> None:
     jobs = storm()[:3]
@@ -88,7 +109,9 @@ def test_processes_that_share_a_model_give_the_reference_tokens(name: str, size:
 
 # The second process imports torch, which takes more than a second.
 def test_two_processes_give_the_reference_tokens_until_one_dies_which_ends_the_step() -> None:
-    spec = decoder_of(*SPECS["few-kv-heads"].layers, SPECS["side-by-side"].layers[0])
+    spec = decoder_of(
+        *SPECS["few-kv-heads"].layers, SPECS["side-by-side"].layers[0], SPECS["latents-and-experts"].layers[0]
+    )
     jobs = storm()[:3]
     expected = serve(load(get_device("torch"), spec=spec), jobs)
     executor = share(spec, 2)
@@ -117,15 +140,18 @@ def test_a_process_that_cannot_load_ends_the_start_with_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("attention", "size", "reason"),
+    ("mixer", "size", "reason"),
     [
         (HEADS, 3, "8 query heads with 4 KV heads cannot be shared by 3 accelerators"),
         (dataclasses.replace(HEADS, qk_norm=NORM, qk_norm_over="whole"), 2, "normalized over all heads together"),
+        (LatentAttentionSpec(4, 24, 40, 20, 56, 0.125, ROPE, NORM), 3, "4 heads of attention to latents cannot be"),
+        (ExpertsSpec(5, 2, 40), 3, "an expert of 40 values cannot be shared by 3"),
+        (dataclasses.replace(MLP, cutoff=1.0), 2, "compared with the mean of all its values"),
     ],
 )
-def test_what_cannot_be_shared_is_refused(attention: AttentionSpec, size: int, reason: str) -> None:
+def test_what_cannot_be_shared_is_refused(mixer: MixerSpec, size: int, reason: str) -> None:
     with pytest.raises(DeviceError, match=reason):
-        share(decoder_of((ResidualBlockSpec(attention, NORM), ResidualBlockSpec(MLP, NORM))), size)
+        share(decoder_of((ResidualBlockSpec(mixer, NORM), ResidualBlockSpec(MLP, NORM))), size)
 
 
 def _runs(pid: int) -> bool:
