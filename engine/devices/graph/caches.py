@@ -25,24 +25,25 @@ class KvCache:
         """Make room for that many blocks, and forget all that was kept."""
         slots, shape = num_blocks * self._block_size, self._shape
         self.keys = self._zeros(slots, shape.num_heads, shape.key_dim)
-        self.values = (
-            self.keys[..., : shape.value_dim]
-            if shape.values_in_keys
-            else self._zeros(slots, shape.num_heads, shape.value_dim)
-        )
+        self._values = None if shape.values_in_keys else self._zeros(slots, shape.num_heads, shape.value_dim)
+
+    @property
+    def values(self) -> Tensor:
+        """V. A part of K is taken anew: two tensors in one memory would keep torch.compile from writing in place."""
+        return self.keys[..., : self._shape.value_dim] if self._values is None else self._values
 
     def write(self, slots: Tensor, keys: Tensor, values: Tensor | None) -> None:
         """Keep the K and V of tokens in `slots [S, Q]`, both `[S, Q, heads, dim]`. V is None where it is in K."""
         places = (slots.flatten(),)
         self.keys.index_put_(places, keys.to(self._dtype).flatten(0, 1))
-        if values is not None:
-            self.values.index_put_(places, values.to(self._dtype).flatten(0, 1))
+        if values is not None and self._values is not None:
+            self._values.index_put_(places, values.to(self._dtype).flatten(0, 1))
 
     def copy(self, source: Tensor, target: Tensor) -> None:
         """Copy the slots `source [N]` to `target [N]`."""
         self.keys.index_put_((target,), self.keys[source])
-        if not self._shape.values_in_keys:
-            self.values.index_put_((target,), self.values[source])
+        if self._values is not None:
+            self._values.index_put_((target,), self._values[source])
 
     def _zeros(self, *shape: int) -> Tensor:
         return torch.zeros(shape, dtype=self._dtype, device=self._device)
