@@ -17,6 +17,7 @@ from ..grouped_weights import RUN
 
 _HALF = RUN // 2
 _MOST_ROWS = 512  # of codes in a tile
+_MOST_TOGETHER = 4096  # of all rows in one, of few outputs
 _LANES = 128
 
 # Of codes `[rows, lanes] int32` of 4 bits (which half) or 8 bits (None), the numbers in float32.
@@ -40,11 +41,13 @@ def tiles_of(
     unit = max(shared, _HALF)
     if inputs % group_size or inputs != (2 if in_four else 1) * code_rows or code_rows % unit or outputs % _LANES:
         return None
-    units = code_rows // unit
-    most = max(_MOST_ROWS // unit, 1)
-    rows = unit * max(count for count in range(1, most + 1) if units % count == 0)
+    # Rows of codes are lanes of tokens, in whole vectors or all together.
+    step = max(unit, _LANES)
+    rows = next((rows for rows in range(max(_MOST_ROWS, step), 0, -step) if code_rows % rows == 0), code_rows)
+    if rows > _MOST_TOGETHER:
+        return None
     tokens = next((size for size in (256, 128, 64, 32, 16) if num_tokens % size == 0), None)
-    columns = next(size for size in (512, 256, 128) if outputs % size == 0)
+    columns = next(size for size in (512, 256, 128) if outputs % size == 0 and (size == 128 or rows <= _MOST_ROWS))
     return None if tokens is None else Tiles(tokens, columns, rows, shared)
 
 

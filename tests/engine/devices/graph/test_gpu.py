@@ -10,11 +10,14 @@ import torch
 from engine.devices.graph.served import FEW_BUCKETS, reference, serve, storm
 from engine.devices.graph.test_flex_attention import attended_and_gathered, launch_of
 from engine.devices.made_models import PLAIN, SLOPES
+from engine.weights.stored_tensors import KINDS, stored
 from harness import Harness, check_greedy
 
 from engine.devices.graph import loading, served
 from tidewheel.engine.devices.graph.accelerators import cuda, rocm
 from tidewheel.engine.devices.graph.attention import Context
+from tidewheel.engine.devices.graph.grouped import Grouped
+from tidewheel.engine.devices.grouping import grouped
 from tidewheel.engine.devices.memory_options import MemoryOptions
 from tidewheel.engine.models.spec import AttentionSpec
 
@@ -81,3 +84,14 @@ def test_greedy_tokens_and_logits_are_those_of_transformers(name: str) -> None:
     )
     check_greedy(name, Harness(executor).generate(models_zoo.prompts(), 32, chunk=7))
     executor.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("num_tokens", [1, 40, 300])
+def test_products_with_quantized_weights_are_those_of_the_dequantized_ones(kind: str, num_tokens: int) -> None:
+    matrix = grouped(stored(kind, (320, 1024), kind))
+    kept = Grouped(matrix, torch.bfloat16, torch.device("cuda"))
+    x = torch.randn(num_tokens, 1024, device="cuda", dtype=torch.bfloat16)
+    weights = torch.from_numpy(matrix.dequantize()).to("cuda", torch.bfloat16)
+    expected = torch.nn.functional.linear(x, weights)
+    torch.testing.assert_close(kept.multiply(x).float(), expected.float(), atol=5e-2, rtol=2e-2)

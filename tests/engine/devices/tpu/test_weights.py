@@ -49,6 +49,7 @@ def test_products_and_rows_are_those_of_the_dequantized_matrix(kind: str) -> Non
         ("e4m3-block", 256),
         *(swept(kind, 512) for kind in KINDS if kind not in ("q4_k", "e4m3-block")),
         swept("q4_0", 43 * 64),
+        swept("q4_0", 12 * 128),
     ],
 )
 def test_the_interpreted_kernel_gives_the_products_of_the_weights(
@@ -76,6 +77,9 @@ def test_xla_computes_what_fills_no_tiles() -> None:
     from tidewheel.engine.devices.tpu.grouped_kernel import tiles_of
 
     assert tiles_of(32, 256, 128, 512, 32, in_four=True) is not None
+    assert tiles_of(32, 1440, 512, 2880, 32, in_four=True) == (32, 128, 1440, 32), "all rows, if no 128 divide them"
+    assert tiles_of(32, 5504, 512, 11008, 32, in_four=True) == (32, 512, 128, 32)
+    assert tiles_of(32, 4128, 512, 8256, 32, in_four=True) is None, "too many rows for one tile"
     assert tiles_of(32, 64, 128, 96, 32, in_four=True) is None, "half a run"
     assert tiles_of(32, 256, 96, 512, 32, in_four=True) is None, "outputs of less than a vector"
     assert tiles_of(8, 256, 128, 512, 32, in_four=True) is None, "less tokens than a tile has"
@@ -94,7 +98,7 @@ def test_libtpu_compiles_products_that_dequantize_no_matrix_in_memory(
     from tidewheel.engine.devices.tpu.grouped import place
     from tidewheel.engine.devices.tpu.mesh import AXIS, replicated
 
-    outputs, inputs = 14336, 4096
+    outputs, inputs = (14336, 4096) if kind != "mxfp4" else (5120, 2880)  # which no 128 rows of codes divide
     mesh, matrix = mesh_of(chips), grouped(stored(kind, (512, inputs), kind)).rows(np.arange(outputs) % 512)
     described = jax.ShapeDtypeStruct
     monkeypatch.setattr(jax, "device_put", lambda array, to: described(array.shape, array.dtype, sharding=to))
