@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,29 +21,12 @@ from tidewheel.engine.devices.tpu.device import TpuDevice
 from tidewheel.engine.devices.tpu.heads import Kernel
 from tidewheel.engine.errors import DeviceError
 from tidewheel.engine.install_hint import install_command
-from tidewheel.engine.models.spec import AttentionSpec, DecoderSpec
-from tidewheel.engine.weights.tensor import DenseTensor, QuantizedTensor, WeightTensor
+from tidewheel.engine.models.spec import AttentionSpec
 
 pytest.importorskip("jax")
 
 SPEC = decoder(PLAIN)
 TESTS = Path(__file__).parents[3]
-
-
-class QuantizedWeights(RandomWeights):
-    """Weights where the MLP's first matrix has 8 bits."""
-
-    def __init__(self, spec: DecoderSpec, dense: bool) -> None:
-        super().__init__(spec)
-        codes = np.random.default_rng(0).integers(0, 256, (96, 64)).astype(np.uint8)
-        scales = DenseTensor(np.full((96, 2), 0.01, np.float32), "float32")
-        self._quantized = QuantizedTensor((96, 64), "int", 8, 32, codes, scales, origin="file: up")
-        self._dense = dense
-
-    def __getitem__(self, name: str) -> WeightTensor:  # type: ignore[override]
-        if name != "layers.0.up.weight":
-            return super().__getitem__(name)
-        return DenseTensor(self._quantized.dequantize(), "float32") if self._dense else self._quantized
 
 
 def run_python(code: str, **environment: str) -> str:
@@ -128,20 +110,6 @@ def test_bfloat16_differs_by_rounding() -> None:
     tokens = np.random.default_rng(4).integers(0, VOCAB_SIZE, len(exact)).tolist()
     rounded = Harness(load(SPEC, dtype="bfloat16")).logits(tokens, chunk=16)
     assert 0 < np.sqrt(np.mean((rounded - exact) ** 2)) <= 2 * 2.0**-8 * np.abs(exact).max()
-
-
-def test_quantized_weights_are_computed_as_floats_and_that_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    from engine.devices.made_models import load as load_on
-    from engine.devices.tpu.making import load
-
-    tokens = [4, 9, 2]
-    dense = partial(QuantizedWeights, dense=True)
-    expected = Harness(load_on("torch", SPEC, weights=dense)).logits(tokens)
-    load(SPEC, dense(SPEC)).close()
-    assert "quantized" not in caplog.text
-    logits = Harness(load(SPEC, QuantizedWeights(SPEC, dense=False))).logits(tokens)
-    np.testing.assert_allclose(logits, expected, atol=1e-3 * np.abs(expected).max())
-    assert "1 matrices of the checkpoint are quantized" in caplog.text
 
 
 def test_the_cache_of_a_tpu_has_heads_of_whole_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
