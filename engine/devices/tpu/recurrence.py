@@ -55,7 +55,9 @@ def recur(states: jax.Array, inputs: Inputs, tokens: StepInputs, chunk: int = CH
         states, result = carry
         group = (lax.dynamic_slice_in_dim(array, index * G, G) for array in (own, first, target))
         own_states, read, written = group
-        before = jnp.where((positions[read] > 0)[:, None, None, None], states[own_states], 0.0)
+        # One after the other: to gather rows of more than 2 MiB together, XLA copies all states.
+        before = lax.map(lambda slot: lax.dynamic_index_in_dim(states, slot, keepdims=False), own_states)
+        before = jnp.where((positions[read] > 0)[:, None, None, None], before, 0.0)
         after, outputs = jax.vmap(advance)(before, jax.tree.map(lambda array: array[read][:, None], inputs))
         return states.at[own_states].set(after), result.at[written].set(outputs[:, 0], mode="drop")
 
