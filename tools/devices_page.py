@@ -37,7 +37,9 @@ def _caches_8_bits(device: Device) -> bool:
 _DENSE = frozenset({"attention", "mlp", "parallel"})
 _ON_HARDWARE: Mapping[str, frozenset[str] | None] = {"cpu": None, "cuda": _DENSE}
 """By device, the kinds of layers that ran on its hardware; None: all that it has."""
-_COMPILED: Mapping[str, frozenset[str] | None] = {"tpu": None}
+_COMPILED: Mapping[str, frozenset[str] | None] = {
+    "tpu": _DENSE | {"experts", "latent_attention", "delta_net", "mamba2"}
+}
 """The same of those that the vendor's own compiler compiled for the hardware."""
 _FORMATS: Mapping[str, tuple[Callable[[Device], bool], tuple[str, ...], tuple[str, ...]]] = {
     "weights in bfloat16, float16 or float32": (lambda device: True, ("cpu", "cuda"), ("tpu",)),
