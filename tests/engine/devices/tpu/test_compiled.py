@@ -58,6 +58,7 @@ def test_copying_pages_takes_no_memory_of_its_own(attention: AttentionSpec) -> N
 
 
 @pytest.mark.sweep
+@pytest.mark.timeout(3600)  # XLA compiles a large step for minutes
 @pytest.mark.parametrize("chips", CHIPS)
 @pytest.mark.parametrize("model", PUBLISHED)
 def test_the_largest_step_of_published_models_compiles(model: str, chips: str) -> None:
@@ -76,6 +77,7 @@ def test_the_largest_step_of_published_models_compiles(model: str, chips: str) -
 
 
 @pytest.mark.sweep
+@pytest.mark.timeout(3600)  # XLA compiles a large step for minutes
 @pytest.mark.parametrize("chips", CHIPS)
 @pytest.mark.parametrize("model", ["Gemma 2 9B", "Llama 3.1 8B", "Qwen2.5 7B"])
 def test_the_other_programs_of_a_model_compile(model: str, chips: str) -> None:
