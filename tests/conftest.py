@@ -6,6 +6,7 @@ import contextlib
 import gc
 import importlib
 import logging
+import os
 from collections.abc import Generator, Iterator
 
 import certifi
@@ -14,6 +15,9 @@ import pytest
 import trustme
 
 pytest_plugins = ["long_tests"]
+
+# libtpu is installed for its compiler. It must not make each server of the tests look for a TPU.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 # No test fails because the machine is slow, or busy with other things.
 hypothesis.settings.register_profile(
