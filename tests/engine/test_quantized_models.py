@@ -141,8 +141,8 @@ def test_a_gguf_files_own_method_may_be_named(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_that_is_not_quantized_has_no_method(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"--quantization fp8 .* not quantized: .* one of int8, int8-channel, int4"):
-        served(models_zoo.folder("llama", tokenizer=True), "cpu", quantization="fp8")
+    with pytest.raises(ModelError, match=r"--quantization awq .* not quantized: .* one of int8, int8-channel, int4"):
+        served(models_zoo.folder("llama", tokenizer=True), "cpu", quantization="awq")
 
 
 def test_a_quantized_checkpoint_may_be_quantized_again(tmp_path: Path) -> None:
