@@ -17,8 +17,8 @@ from pathlib import Path
 import pictures
 from contest import READY, RUNNERS, Contestant, Peer, RunError, environment_of, preloads, run_rounds, run_script
 from peer_runners.job import STEP_TOKENS, Job, Scenario
+from ratios import Ratio, figures_table, ratios, ratios_table
 from shapes import SHAPES, make
-from standings import Ratio, figures_table, ratios, ratios_table
 from vision_shapes import VISION_SHAPES
 
 from tidewheel.engine.declaring.values import positive_count

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from contest import READY, RUNNERS, Contestant, Peer, RunError, environment_of, run_rounds, run_script
 from peer_runners.pictures_job import FIGURES, FIRST, SECOND, TOWER, Look, PicturesJob
-from standings import Ratio, figures_table, ratios, ratios_table
+from ratios import Ratio, figures_table, ratios, ratios_table
 from vision_shapes import LARGE_PICTURE, VISION_SHAPES, make, picture
 
 SECONDS = (READY, FIRST, SECOND, TOWER)  # of which less is better

@@ -11,8 +11,8 @@ import peers
 import pytest
 from contest import READY, Contestant, Peer, RunError, rate
 from peer_runners.job import Job, Scenario
+from ratios import ratios
 from shapes import Shape
-from standings import ratios
 
 from tidewheel.engine.models import describe
 from tidewheel.engine.weights import read_config
