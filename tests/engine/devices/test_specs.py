@@ -180,13 +180,13 @@ BRANCHES = dict.fromkeys(residual for spec in OF_TPUS.values() for layer in spec
 
 
 def said(of: object, at: str = "") -> set[tuple[str, object]]:
-    """The fields of a residual block and of its parts, with their values."""
+    """The fields of a residual block and of its parts, with their values, wherever in it the parts are."""
     if isinstance(of, tuple) and any(map(is_dataclass, of)):
         return {pair for part in of for pair in said(part, at)}
     if not is_dataclass(of):
         return {(at, of)}
-    name = f"{at}.{type(of).__name__}"
-    return {(name, None)}.union(*(said(getattr(of, field.name), f"{name}.{field.name}") for field in fields(of)))
+    name = type(of).__name__
+    return {(at, name)}.union(*(said(getattr(of, field.name), f"{name}.{field.name}") for field in fields(of)))
 
 
 def fewest_with_every_value(residuals: Collection[ResidualBlockSpec]) -> list[ResidualBlockSpec]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib
 import itertools
@@ -18,6 +19,7 @@ import pytest
 from engine.devices.made_models import MLP, PLAIN, RandomWeights, decoder, decoder_of, load
 from harness import Harness, device_ids, make_device, over_devices
 from numpy.typing import NDArray
+from samples import swept
 
 from tidewheel.engine.cancellation import Cancellation, LoadCancelledError
 from tidewheel.engine.devices.cpu.options import CpuOptions
@@ -152,6 +154,7 @@ OF_LEVELS = {
 }
 WINDOWS = [64, 64, 1, 17, 64, 3, 48, 16, 33]
 LONG = [700]  # longer than a KV split
+STEPS = [WINDOWS, LONG, [5], [2] * 80]
 
 
 class TowerWeights(RandomWeights):
@@ -232,20 +235,26 @@ def assert_near(ours: Rows, expected: Rows) -> None:
     np.testing.assert_allclose(ours, expected, atol=1e-4 * float(np.abs(expected).max()), rtol=0)
 
 
+@functools.cache
+def reference(name: str) -> tuple[list[Rows], list[Rows]]:
+    """What the torch reference computes: all layers, of many segments and of a long one, and the projections."""
+    with loaded("torch", SPECS[name]) as (tower, _):
+        projected = [result(tower.project(each, made_rows(70, spec.inputs))) for each, spec in tower.spec.projections]
+        return [layers(tower, lengths) for lengths in (WINDOWS, LONG)], projected
+
+
 @pytest.mark.parametrize(("device_id", "name"), over_devices(SPECS, levels=OF_LEVELS))
 def test_layers_compute_what_the_reference_computes(device_id: str, name: str) -> None:
-    with loaded("torch", SPECS[name]) as (reference, _), loaded(device_id, SPECS[name]) as (ours, _):
-        for lengths in (WINDOWS, LONG):
-            assert_near(layers(ours, lengths), layers(reference, lengths))
+    with loaded(device_id, SPECS[name]) as (ours, _):
+        for lengths, expected in zip((WINDOWS, LONG), reference(name)[0], strict=True):
+            assert_near(layers(ours, lengths), expected)
 
 
 @pytest.mark.parametrize(("device_id", "name"), over_devices(SPECS, levels=OF_LEVELS))
 def test_projections_compute_what_the_reference_computes(device_id: str, name: str) -> None:
-    with loaded("torch", SPECS[name]) as (reference, _), loaded(device_id, SPECS[name]) as (ours, _):
-        for projection, spec in SPECS[name].projections:
-            rows = made_rows(70, spec.inputs)
-            expected = result(reference.project(projection, rows))
-            assert_near(result(ours.project(projection, rows)), expected)
+    with loaded(device_id, SPECS[name]) as (ours, _):
+        for (projection, spec), expected in zip(ours.spec.projections, reference(name)[1], strict=True):
+            assert_near(result(ours.project(projection, made_rows(70, spec.inputs))), expected)
             assert expected.shape == (70, spec.outputs)
 
 
@@ -499,20 +508,20 @@ def test_threads_change_nothing(device_id: str, lengths: Sequence[int], monkeypa
         np.testing.assert_array_equal(other, found[0])
 
 
-@pytest.mark.parametrize("device_id", [device_ids()[0], pytest.param(device_ids()[1], marks=pytest.mark.sweep)])
+@pytest.mark.parametrize("device_id", [*CPU_IDS[:1], swept("torch")])
 def test_a_tower_may_be_alone_and_run_all_layers_at_once(device_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("windows, norms of sums", "ALiBi and biases in windows", "causal in windows"):
         spec = SPECS[name]
         mixed = replace(spec, layers=(spec.layers[0], SPECS["layer norm, MLP with biases"].layers[0], spec.layers[1]))
         device, weights = make_device(device_id), TowerWeights(mixed)
         with loaded(device_id, mixed) as (beside, _):
+            expected = [layers(beside, lengths) for lengths in STEPS]
             for threads in (1, 2):
                 alone = device.load_tower(mixed, weights, TowerOptions("float32", 1024, threads=threads))
-                for lengths in (WINDOWS, LONG, [5], [2] * 80):
-                    rows, where = made_rows(sum(lengths)), places(sum(lengths))
+                for lengths, rows in zip(STEPS, expected, strict=True):
                     for _ in range(2):  # a piece of the second may have more rows
-                        found = result(alone.layers(rows, starts(lengths), where))
-                        np.testing.assert_array_equal(found, layers(beside, lengths))
+                        found = alone.layers(made_rows(len(rows)), starts(lengths), places(len(rows)))
+                        np.testing.assert_array_equal(result(found), rows)
                 alone.close()
 
 
