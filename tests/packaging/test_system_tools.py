@@ -14,7 +14,7 @@ import system_tools
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "tests" / "system_tools.py"
 DOCTEST = "Skipped: the C++ tests need doctest (apt-get install doctest-dev)"
-PARTS = ("missing-tools", "lint", "native-test", "python-test")
+PARTS = ("missing-tools", "lint-and-native-test", "python-test")
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
