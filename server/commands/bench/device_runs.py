@@ -20,6 +20,7 @@ from tidewheel.engine.devices.limits import ExecutorLimits
 from .workload import Decode, Prefill
 
 _WARM_UP_TOKENS = 64  # enough to wake the threads and to touch most of what a step uses
+_COMPUTED_TOKENS = 8192  # of a context; a longer one repeats their K and V, to which attention takes as long
 
 
 @runtime_checkable
@@ -112,18 +113,23 @@ class DeviceRuns:
 
     def _fill(self, tables: list[NDArray[np.int32]], context: int) -> None:
         """K and V, and state, for `context` tokens of every sequence: computed once, then copied, so that each has its
-        own.
+        own. Of a long context only the first tokens are computed, and their blocks are copied to the others.
 
         What a shorter context left of sequence 0 is still there.
         """
         limits = self._executor.limits
         if not limits.chunked_prefill:
             self._num_filled = 0
-        most = limits.max_num_batched_tokens if limits.chunked_prefill else max(context, 1)
-        for start in range(self._num_filled, context, most):
-            self._time_step(self._batch([(0, start, min(start + most, context))], context, tables))
-        self._num_filled = context
+        blocks = _COMPUTED_TOKENS // limits.block_size
+        computed = min(context, blocks * limits.block_size)
+        most = limits.max_num_batched_tokens if limits.chunked_prefill else max(computed, 1)
+        for start in range(self._num_filled, computed, most):
+            self._time_step(self._batch([(0, start, min(start + most, computed))], computed, tables))
+        self._num_filled = computed
         for group, table in enumerate(tables):
+            if computed < context and limits.groups[group].window is None:  # a window's blocks are used again
+                later = np.arange(blocks, table.shape[1])
+                self._executor.copy_blocks(np.stack([table[0, later % blocks], table[0, later]], axis=-1), group)
             if len(table) > 1:
                 pairs = np.stack([np.broadcast_to(table[0], table[1:].shape), table[1:]], axis=-1)
                 self._executor.copy_blocks(np.unique(pairs.reshape(-1, 2), axis=0), group)

@@ -24,7 +24,7 @@ from tidewheel.engine.devices.cache_split import StateSplit
 from tidewheel.engine.devices.executor import Executor, OnWait
 from tidewheel.engine.devices.limits import ExecutorLimits
 from tidewheel.engine.errors import ModelError
-from tidewheel.server.commands.bench import kernels
+from tidewheel.server.commands.bench import device_runs, kernels
 from tidewheel.server.commands.bench.device_runs import DeviceRuns
 from tidewheel.server.commands.bench.measure import serve_arguments
 from tidewheel.server.commands.bench.model import LoadedModel, Plan
@@ -414,6 +414,15 @@ def test_prefill_obeys_the_device() -> None:
     executor = RecordingExecutor(max_prefill_seqs=1)
     DeviceRuns(executor, vocab_size=100, seed=0).prefill(Prefill(2, 40), repeats=1)
     assert executor.steps[-4:] == [(32, 0), (8, 1), (32, 0), (8, 1)]
+
+
+def test_a_long_context_repeats_its_first_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_runs, "_COMPUTED_TOKENS", 40)
+    executor = RecordingExecutor()
+    runs = DeviceRuns(executor, vocab_size=100, seed=0)
+    assert len(runs.decode(Decode(2, 150), num_tokens=3, repeats=2).seconds) == 2
+    assert executor.steps[0] == (32, 1)  # two blocks of 16
+    assert {tokens for tokens, _ in executor.steps[1:]} == {2}
 
 
 def test_decode_goes_on_from_its_context() -> None:
