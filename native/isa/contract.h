@@ -150,9 +150,10 @@ concept HalvesLoadedFrom = requires(const T* from) {
   { load_half<true>(from) } -> std::same_as<F>;
 };
 
-// Three more optional operations: dot_rows<ROWS>(sums, quads, x) computes the dot products of several rows at once.
+// Four more optional operations: dot_rows<ROWS>(sums, quads, x) computes the dot products of several rows at once.
 // accumulate_rows(dot, body) calls body(sums) with sums of the level's own kind, which dot_rows takes, and adds them to
-// dot. prefetch_in_steps(line) replaces the usual prefetch ahead of a panel's line.
+// dot. prefetch_in_steps(line) replaces the usual prefetch ahead of a panel's line. pair_quads(first, second) puts two vectors
+// of quads in the order that expanded chunks have for the level's own multiply_expanded.
 
 template <typename F, typename I, typename Quads, typename T>
 constexpr bool has_whole_options() {
@@ -175,7 +176,8 @@ static_assert(std::same_as<decltype(kExpandedForTiles), const bool>, "kExpandedF
 static_assert(kFewRows > 0 && kRowBlockBytes > 0 && packed_rows(WeightKind::kInt8) > 0, "there is at least one row");
 static_assert(kInt8Flip == 0 || kInt8Flip == 0x80, "bytes are stored plus 128, or as they are");
 
-// micro_kernels.h. A kernel may also have bring(data, bytes), which prefetches a part of the next panel.
+// micro_kernels.h. A kernel may also have bring(data, bytes), which prefetches a part of the next panel. A level that
+// multiplies what quantized files' chunks expand to in its own way has multiply_expanded<TRAITS, ROWS>: see gemm_blocks.h.
 template <typename Kernel>
 concept MicroKernel = requires(Kernel kernel, const WeightFormat& format, const char* packed, int count, float* tile) {
   Kernel();

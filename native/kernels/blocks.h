@@ -153,8 +153,21 @@ TW_INLINE size_t chunk_bytes(const WeightFormat& format, int groups) {
   return ChunkHeader::of(format, groups).size() + size_t(groups) * traits_of(format).vectors() * kVectorBytes;
 }
 
-// A chunk, ready to be multiplied: codes in vectors of four inputs, and a scale, and where there are shifts a shift, for
-// every 32 inputs or every 16.
+// How many inputs of a column lie side by side in an expanded chunk: a quad, or two where the level pairs them.
+template <typename B>
+constexpr bool kPairsQuads = requires(B a) { pair_quads(a, a); };
+constexpr int kExpandedUnit = kPairsQuads<Bytes> ? 2 * kQuad : kQuad;
+// Puts a group's quads into that order.
+template <typename B>
+TW_INLINE void to_units(B (&quads)[kGroupQuads]) {
+  if constexpr (kPairsQuads<B>) {
+#pragma GCC unroll 4
+    for (int q = 0; q < kGroupQuads; q += 2) pair_quads(quads[q], quads[q + 1]);
+  }
+}
+
+// A chunk, ready to be multiplied: codes [inputs / unit][kLanes][unit], and a scale, and where there are shifts a shift,
+// for every 32 inputs or every 16.
 struct alignas(64) Expanded {
   uint8_t codes[kChunkInputs * kLanes];
   float scales[2 * kChunkGroups][kLanes];
@@ -170,7 +183,7 @@ constexpr bool unsigned_expanded(const BlockTraits& traits) {
 
 // The integer of column `lane` at input i, as in the definition of the format, with `scales` and `shifts`.
 TW_INLINE int code_at(const BlockTraits& traits, const Expanded& e, int lane, int i) {
-  const uint8_t code = e.codes[(i / kQuad * kLanes + lane) * kQuad + i % kQuad];
+  const uint8_t code = e.codes[(i / kExpandedUnit * kLanes + lane) * kExpandedUnit + i % kExpandedUnit];
   return unsigned_expanded(traits) ? code - code_offset(traits) : static_cast<int8_t>(code);
 }
 
@@ -262,7 +275,9 @@ struct BlockRows {
     } else {
       const Quads quads = as_quads(w);
 #pragma GCC unroll 16
-      for (int r = 0; r < ROWS; ++r) dot[r] = dot_quads(dot[r], quads, group.quads[0][r] + s * kQuad);
+      for (int r = 0; r < ROWS; ++r) {
+        dot[r] = dot_quads(dot[r], quads, group.quads[s * kQuad / kBlockRun][r] + s * kQuad % kBlockRun);
+      }
     }
   }
 

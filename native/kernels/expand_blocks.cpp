@@ -17,6 +17,7 @@ void expand_chunk(const WeightFormat& format, const char* chunk, int groups, Exp
     for (int g = 0; g < groups; ++g) {
       Bytes codes[kGroupQuads];
       load_group<TRAITS, unsigned_expanded(TRAITS)>(planes, codes);
+      to_units(codes);
 #pragma GCC unroll 8
       for (int q = 0; q < kGroupQuads; ++q) store(to + q * kVectorBytes, codes[q]);
       to += kRowGroup * kLanes;

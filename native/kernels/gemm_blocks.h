@@ -41,8 +41,18 @@ class ExpandedRows {
   static constexpr int kParts = T.parts();
   static constexpr size_t kGroupBytes = sizeof(BlockRows<1, kParts>);
 
+  // Adds to `tile` [ROWS][kPanel] what a strip's chunk gives.
   template <int ROWS>
   static void multiply_chunk(const Expanded& expanded, const char* x, int groups, float* tile) {
+    if constexpr (requires { multiply_expanded<T, ROWS>(expanded, x, groups, tile); }) {
+      multiply_expanded<T, ROWS>(expanded, x, groups, tile);
+    } else {
+      multiply_vectors<ROWS>(expanded, x, groups, tile);
+    }
+  }
+
+  template <int ROWS>
+  TW_INLINE void multiply_vectors(const Expanded& expanded, const char* x, int groups, float* tile) {
     const auto* group = reinterpret_cast<const BlockRows<ROWS, kParts>*>(x);
     const uint8_t* codes = expanded.codes;
     F acc[ROWS];

@@ -23,7 +23,7 @@ template <typename T>
 constexpr int kFloatRun = kFloatUnit<T>;
 constexpr int kGroupRun = kIntegerUnit;
 constexpr int kChannelRun = kIntegerUnit;
-constexpr int kBlockRun = 4;    // kinds that keep a quantized file's bits
+constexpr int kBlockRun = kIntegerUnit;  // kinds that keep a quantized file's bits
 constexpr bool kExpandedForTiles = false;
 constexpr int kFewRows = 1;     // up to this many rows, those kinds are multiplied without expanding them in memory
 

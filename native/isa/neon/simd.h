@@ -192,6 +192,11 @@ TW_INLINE void store(int8_t* p, I a) {
   const int8x8_t bytes = vqmovn_s16(vcombine_s16(words, words));
   vst1_lane_s32(reinterpret_cast<int32_t*>(p), vreinterpret_s32_s8(bytes), 0);
 }
+TW_INLINE void store(uint8_t* p, I a) {
+  const uint16x4_t words = vqmovun_s32(a.v);
+  const uint8x8_t bytes = vqmovn_u16(vcombine_u16(words, words));
+  vst1_lane_u32(reinterpret_cast<uint32_t*>(p), vreinterpret_u32_u8(bytes), 0);
+}
 
 // Four bytes; the others are 0.
 TW_INLINE uint8x8_t load_four(const void* p) {
@@ -275,7 +280,21 @@ TW_INLINE void load_nibbles(const uint8_t* p, Quads& low, Quads& high) {
 TW_INLINE I dot_quads(I acc, Quads w, const int8_t* x) {
   return {vusdotq_lane_s32(acc.v, w.v, vreinterpret_s8_f32(first_lane(x)), 0)};
 }
+// The same with signed columns and unsigned x.
+constexpr bool kDotsBytes = true;
+TW_INLINE I dot_quads(I acc, const uint8_t* x, Quads w) {
+  return {vsudotq_lane_s32(acc.v, vreinterpretq_s8_u8(w.v), vreinterpret_u8_f32(first_lane(x)), 0)};
+}
+TW_INLINE I settled(I a) { return a; }
+// Two vectors of quads, the second of the inputs after the first's, as a matrix product takes them: eight inputs of two
+// columns, then of the other two.
+TW_INLINE void pair_quads(Bytes& first, Bytes& second) {
+  const uint32x4_t a = vreinterpretq_u32_u8(first.v), b = vreinterpretq_u32_u8(second.v);
+  first = {vreinterpretq_u8_u32(vzip1q_u32(a, b))};
+  second = {vreinterpretq_u8_u32(vzip2q_u32(a, b))};
+}
 #else
+constexpr bool kDotsBytes = false;  // see attention_bytes.h, whose products need a signed and an unsigned side
 // Both sides of these dot products are signed. packing.h stores weights as signed bytes too.
 constexpr int kQuadZero = 0;
 struct Quads {
@@ -327,7 +346,6 @@ TW_INLINE I dot_quads(I acc, Quads w, const int8_t* p) {
 #endif
 #endif
 
-constexpr bool kDotsBytes = false;  // see attention_bytes.h; it does not use ARM's dot products
 #ifdef __ARM_FEATURE_DOTPROD
 using NibbleSum = I;
 TW_INLINE I begin_nibbles(I dot) { return dot; }

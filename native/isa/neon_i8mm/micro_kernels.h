@@ -95,61 +95,142 @@ struct BFloat16MatrixTile {
   }
 };
 
-// Integer sums of ROWS rows and a strip of columns.
+// An integer of 22 bits plus kMagicBits is the float kMagic plus that integer. Sums that begin with kMagicBits become
+// floats by a subtraction, of which a Neoverse core does two to four in a cycle. A conversion takes it one or two.
+constexpr float kMagic = 0x1.8p23f;
+constexpr int32_t kMagicBits = 0x4b400000;
+TW_INLINE float32x4_t without_magic(int32x4_t sums) {
+  return vsubq_f32(vreinterpretq_f32_s32(sums), vdupq_n_f32(kMagic));
+}
+
+// Strips that a tile of ROWS rows multiplies at a time. With all rows, its inputs are loaded once for two strips. With
+// fewer, weights come from memory, and one strip after the other is read in order.
 template <int ROWS>
+constexpr int kStripsAtOnce = ROWS < kTileRows ? 1 : 2;
+
+// Integer sums of ROWS rows and some strips of columns.
+template <int ROWS, int STRIPS>
 struct MatrixDots {
   static constexpr int kRowPairs = (ROWS + 1) / 2;
-  int32x4_t v[kRowPairs][2];
+  int32x4_t v[kRowPairs][STRIPS][2];
 
-  // One step of inputs.
-  [[gnu::always_inline]] void multiply(const uint8x16_t (&w)[2], const char* x) {
+  // All sums begin with a number of each row, if there is one, plus `base`.
+  [[gnu::always_inline]] void start(const int32_t* corrections, int32_t base) {
 #pragma GCC unroll 8
     for (int r = 0; r < kRowPairs; ++r) {
-      const int8x16_t rows = vreinterpretq_s8_u8(load_row_pair<ROWS>(x, 2 * r));
-      v[r][0] = vusmmlaq_s32(v[r][0], w[0], rows);
-      v[r][1] = vusmmlaq_s32(v[r][1], w[1], rows);
+      int32x4_t first = vdupq_n_s32(base);
+      if (corrections) first = vaddq_s32(first, vreinterpretq_s32_f32(spread_rows<ROWS>(corrections, 2 * r)));
+#pragma GCC unroll 2
+      for (int s = 0; s < STRIPS; ++s) v[r][s][0] = v[r][s][1] = first;
     }
   }
 
-  // One group; weights advance past it.
-  template <bool NIBBLES>
-  [[gnu::always_inline]] void multiply_group(const uint8_t*& weight, const char* x) {
-    constexpr int kStepBytes = ROWS * kUnitBytes;
-#pragma GCC unroll 4
-    for (int s = 0; s < kRowGroup / kIntegerUnit; s += 2) {
-      prefetch_panel<ROWS>(weight);
-      const uint8x16_t first[] = {vld1q_u8(weight), vld1q_u8(weight + 16)};
-      if constexpr (NIBBLES) {
-        multiply({vandq_u8(first[0], vdupq_n_u8(15)), vandq_u8(first[1], vdupq_n_u8(15))}, x + s * kStepBytes);
-        multiply({vshrq_n_u8(first[0], 4), vshrq_n_u8(first[1], 4)}, x + (s + 1) * kStepBytes);
-        weight += 32;
-      } else {
-        multiply(first, x + s * kStepBytes);
-        multiply({vld1q_u8(weight + 32), vld1q_u8(weight + 48)}, x + (s + 1) * kStepBytes);
-        weight += 64;
+  // Adds the products of one step of inputs. `load(s, w)` loads a strip's columns.
+  template <typename Load>
+  [[gnu::always_inline]] void multiply(const char* x, Load&& load) {
+    int8x16_t rows[kRowPairs];
+#pragma GCC unroll 8
+    for (int r = 0; r < kRowPairs; ++r) rows[r] = vreinterpretq_s8_u8(load_row_pair<ROWS>(x, 2 * r));
+#pragma GCC unroll 2
+    for (int s = 0; s < STRIPS; ++s) {
+      uint8x16_t w[2];
+      load(s, w);
+#pragma GCC unroll 8
+      for (int r = 0; r < kRowPairs; ++r) {
+        v[r][s][0] = vusmmlaq_s32(v[r][s][0], w[0], rows[r]);
+        v[r][s][1] = vusmmlaq_s32(v[r][s][1], w[1], rows[r]);
       }
     }
   }
 
-  // What every sum begins with, a number of each row; or 0.
-  [[gnu::always_inline]] void start(const int32_t* corrections) {
-#pragma GCC unroll 8
-    for (int r = 0; r < kRowPairs; ++r) {
-      const int32x4_t first = corrections ? vreinterpretq_s32_f32(spread_rows<ROWS>(corrections, 2 * r)) : vdupq_n_s32(0);
-      v[r][0] = v[r][1] = first;
+  // The same for one group. `weight` advances past it in every strip.
+  template <bool NIBBLES>
+  [[gnu::always_inline]] void multiply_group(const uint8_t* (&weight)[STRIPS], const char* x) {
+    constexpr int kStepBytes = ROWS * kUnitBytes, kPairBytes = NIBBLES ? 32 : 64;
+#pragma GCC unroll 4
+    for (int step = 0; step < kRowGroup / kIntegerUnit; step += 2) {
+      uint8x16_t both[STRIPS][2];
+      multiply(x + step * kStepBytes, [&](int s, uint8x16_t (&w)[2]) __attribute__((always_inline)) {
+        prefetch_panel<ROWS>(weight[s]);
+#pragma GCC unroll 2
+        for (int c = 0; c < 2; ++c) {
+          both[s][c] = vld1q_u8(weight[s] + 16 * c);
+          w[c] = NIBBLES ? vandq_u8(both[s][c], vdupq_n_u8(15)) : both[s][c];
+        }
+      });
+      multiply(x + (step + 1) * kStepBytes, [&](int s, uint8x16_t (&w)[2]) __attribute__((always_inline)) {
+#pragma GCC unroll 2
+        for (int c = 0; c < 2; ++c) w[c] = NIBBLES ? vshrq_n_u8(both[s][c], 4) : vld1q_u8(weight[s] + 32 + 16 * c);
+        weight[s] += kPairBytes;
+      });
     }
   }
 };
 
-// Outputs as the sums lie, to rows of a tile.
-template <int ROWS>
-TW_INLINE void store_sums(const float32x4_t (&sums)[(ROWS + 1) / 2][2], float* tile) {
+// Outputs of ROWS rows and some strips, in the order of integer sums.
+template <int ROWS, int STRIPS>
+struct MatrixSums {
+  static constexpr int kRowPairs = (ROWS + 1) / 2;
+  float32x4_t v[kRowPairs][STRIPS][2];
+
+  [[gnu::always_inline]] void clear() {
 #pragma GCC unroll 8
-  for (int r = 0; r < ROWS; ++r) {
-    const float32x4_t *pair = sums[r / 2];
-    vst1q_f32(tile + r * kPanel, r % 2 ? vuzp2q_f32(pair[0], pair[1]) : vuzp1q_f32(pair[0], pair[1]));
+    for (int r = 0; r < kRowPairs; ++r) {
+#pragma GCC unroll 2
+      for (int s = 0; s < STRIPS; ++s) v[r][s][0] = v[r][s][1] = vdupq_n_f32(0.0f);
+    }
   }
-}
+
+  // Rows of a tile.
+  [[gnu::always_inline]] void load_rows(const float* tile) {
+#pragma GCC unroll 8
+    for (int r = 0; r < kRowPairs; ++r) {
+#pragma GCC unroll 2
+      for (int s = 0; s < STRIPS; ++s) {
+        const float* const at = tile + 2 * r * kPanel + s * kLanes;
+        const float32x4_t first = vld1q_f32(at), second = 2 * r + 1 < ROWS ? vld1q_f32(at + kPanel) : first;
+        v[r][s][0] = vzip1q_f32(first, second), v[r][s][1] = vzip2q_f32(first, second);
+      }
+    }
+  }
+  [[gnu::always_inline]] void store_rows(float* tile) const {
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; ++r) {
+#pragma GCC unroll 2
+      for (int s = 0; s < STRIPS; ++s) {
+        const float32x4_t* const pair = v[r / 2][s];
+        vst1q_f32(tile + r * kPanel + s * kLanes, r % 2 ? vuzp2q_f32(pair[0], pair[1]) : vuzp1q_f32(pair[0], pair[1]));
+      }
+    }
+  }
+
+  // Adds integer sums, which began with kMagicBits, times the scales of columns and rows; with SHIFTS also the columns'
+  // shifts times a number of each row.
+  template <bool SHIFTS>
+  [[gnu::always_inline]] void add(const MatrixDots<ROWS, STRIPS>& dots, const F (&scales)[STRIPS], const F (&shifts)[STRIPS],
+                                  const float* row_scales, const void* row_sums) {
+    ColumnPairs w[STRIPS], shift[STRIPS];
+#pragma GCC unroll 2
+    for (int s = 0; s < STRIPS; ++s) {
+      w[s] = ColumnPairs::of(scales[s]);
+      if constexpr (SHIFTS) shift[s] = ColumnPairs::of(shifts[s]);
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < kRowPairs; ++r) {
+      const float32x4_t scale = spread_rows<ROWS>(row_scales, 2 * r);
+      [[maybe_unused]] float32x4_t sum;
+      if constexpr (SHIFTS) sum = spread_rows<ROWS>(row_sums, 2 * r);
+#pragma GCC unroll 2
+      for (int s = 0; s < STRIPS; ++s) {
+#pragma GCC unroll 2
+        for (int c = 0; c < 2; ++c) {
+          v[r][s][c] = vfmaq_f32(v[r][s][c], without_magic(dots.v[r][s][c]), vmulq_f32(w[s].v[c], scale));
+          if constexpr (SHIFTS) v[r][s][c] = vfmaq_f32(v[r][s][c], shift[s].v[c], sum);
+        }
+      }
+    }
+  }
+};
 
 struct Int8ChannelMatrixTile {
   static double peak(int rounds) {
@@ -175,27 +256,35 @@ struct Int8ChannelMatrixTile {
 
   template <int ROWS>
   static void rows(const WeightFormat& format, const char* x, const char* panel, int k, float* tile) {
+    constexpr int kAtOnce = kStripsAtOnce<ROWS>;
+    const size_t strip_size = strip_bytes(format, k);
+    for (int strip = 0; strip < kStrips; strip += kAtOnce) {
+      columns<ROWS, kAtOnce>(x, panel + strip * strip_size, strip_size, row_groups(k), tile + strip * kLanes);
+    }
+  }
+
+  template <int ROWS, int STRIPS>
+  TW_INLINE void columns(const char* x, const char* strip, size_t strip_size, int groups, float* tile) {
     const auto* scale = reinterpret_cast<const float*>(x);
-    const auto* corrections = reinterpret_cast<const int32_t*>(x) + ROWS;
-    for (int strip = 0; strip < kStrips; ++strip) {
-      const auto* weight = reinterpret_cast<const uint8_t*>(panel + strip * strip_bytes(format, k));
-      const char* inputs = x + ROWS * kHeadBytes;
-      MatrixDots<ROWS> dots;
-      dots.start(corrections);
-      for (int g = 0; g < row_groups(k); ++g) {
-        dots.template multiply_group<false>(weight, inputs);
-        inputs += ROWS * kRowGroup;
-      }
-      const ColumnPairs w = ColumnPairs::of(load(reinterpret_cast<const float*>(weight)));
-      float32x4_t sums[dots.kRowPairs][2];
+    const uint8_t* weight[STRIPS];
+#pragma GCC unroll 2
+    for (int s = 0; s < STRIPS; ++s) weight[s] = reinterpret_cast<const uint8_t*>(strip + s * strip_size);
+    MatrixDots<ROWS, STRIPS> dots;
+    dots.start(reinterpret_cast<const int32_t*>(x) + ROWS, 0);
+    x += ROWS * kHeadBytes;
+    for (int g = 0; g < groups; ++g, x += ROWS * kRowGroup) dots.template multiply_group<false>(weight, x);
+    MatrixSums<ROWS, STRIPS> sums;
+#pragma GCC unroll 2
+    for (int s = 0; s < STRIPS; ++s) {
+      const ColumnPairs w = ColumnPairs::of(load(reinterpret_cast<const float*>(weight[s])));
 #pragma GCC unroll 8
       for (int r = 0; r < dots.kRowPairs; ++r) {
         const float32x4_t row = spread_rows<ROWS>(scale, 2 * r);
 #pragma GCC unroll 2
-        for (int c = 0; c < 2; ++c) sums[r][c] = vmulq_f32(vcvtq_f32_s32(dots.v[r][c]), vmulq_f32(w.v[c], row));
+        for (int c = 0; c < 2; ++c) sums.v[r][s][c] = vmulq_f32(vcvtq_f32_s32(dots.v[r][s][c]), vmulq_f32(w.v[c], row));
       }
-      store_sums<ROWS>(sums, tile + strip * kLanes);
     }
+    sums.store_rows(tile);
   }
 };
 
@@ -203,50 +292,78 @@ template <bool NIBBLES, bool SHIFTS>
 struct GroupMatrixTile {
   template <int ROWS>
   static void rows(const WeightFormat& format, const char* x, const char* panel, int k, float* tile) {
-    for (int strip = 0; strip < kStrips; ++strip) {
-      columns<ROWS>(format, reinterpret_cast<const RowGroup<ROWS>*>(x), panel + strip * strip_bytes(format, k), k,
-                    tile + strip * kLanes);
+    constexpr int kAtOnce = kStripsAtOnce<ROWS>;
+    for (int strip = 0; strip < kStrips; strip += kAtOnce) {
+      columns<ROWS, kAtOnce>(format, reinterpret_cast<const RowGroup<ROWS>*>(x), panel + strip * strip_bytes(format, k), k,
+                             tile + strip * kLanes);
     }
   }
 
-  template <int ROWS>
+  template <int ROWS, int STRIPS>
   TW_INLINE void columns(const WeightFormat& format, const RowGroup<ROWS>* group, const char* strip, int k, float* tile) {
     const GroupLayout layout = GroupLayout::of(format, k);
+    const size_t strip_size = strip_bytes(format, k);
     const int groups = row_groups(k), per_scale = format.group / kRowGroup;
-    constexpr int kRowPairs = (ROWS + 1) / 2;
-    float32x4_t acc[kRowPairs][2];
-#pragma GCC unroll 8
-    for (int r = 0; r < kRowPairs; ++r) acc[r][0] = acc[r][1] = vdupq_n_f32(0.0f);
-    const auto* weight = reinterpret_cast<const uint8_t*>(strip);
-    for (int g = 0; g < groups;) {
+    MatrixSums<ROWS, STRIPS> sums;
+    sums.clear();
+    for (int g = 0; g < groups; strip += layout.block_bytes()) {
       // A block's scales, then its two groups.
-      const auto* scales = reinterpret_cast<const f16*>(weight);
-      prefetch_panel<ROWS>(weight);
-      weight += layout.header_bytes;
+      const uint8_t* weight[STRIPS];
+#pragma GCC unroll 2
+      for (int s = 0; s < STRIPS; ++s) {
+        prefetch_panel<ROWS>(strip + s * strip_size);
+        weight[s] = reinterpret_cast<const uint8_t*>(strip + s * strip_size + layout.header_bytes);
+      }
       for (int half = 0; half < 2 && g < groups; ++half) {
-        const ColumnPairs w = ColumnPairs::of(load(scales + half * kLanes));
-        [[maybe_unused]] ColumnPairs shift;
-        if constexpr (SHIFTS) shift = ColumnPairs::of(load(scales + (2 + half) * kLanes));
+        F scales[STRIPS], shifts[STRIPS];
+#pragma GCC unroll 2
+        for (int s = 0; s < STRIPS; ++s) {
+          const auto* of_block = reinterpret_cast<const f16*>(strip + s * strip_size);
+          scales[s] = load(of_block + half * kLanes);
+          if constexpr (SHIFTS) shifts[s] = load(of_block + (2 + half) * kLanes);
+        }
         const int end = g + per_scale < groups ? g + per_scale : groups;
         for (; g < end; ++g, ++group) {
-          MatrixDots<ROWS> dots;
-          dots.start(SHIFTS ? nullptr : group->correction);
+          MatrixDots<ROWS, STRIPS> dots;
+          dots.start(SHIFTS ? nullptr : group->correction, kMagicBits);
           dots.template multiply_group<NIBBLES>(weight, reinterpret_cast<const char*>(group->quads));
-#pragma GCC unroll 8
-          for (int r = 0; r < kRowPairs; ++r) {
-            const float32x4_t row = spread_rows<ROWS>(group->scale, 2 * r);
-#pragma GCC unroll 2
-            for (int c = 0; c < 2; ++c) {
-              acc[r][c] = vfmaq_f32(acc[r][c], vcvtq_f32_s32(dots.v[r][c]), vmulq_f32(w.v[c], row));
-              if constexpr (SHIFTS) acc[r][c] = vfmaq_f32(acc[r][c], shift.v[c], spread_rows<ROWS>(group->correction, 2 * r));
-            }
-          }
+          sums.template add<SHIFTS>(dots, scales, shifts, group->scale, group->correction);
         }
       }
     }
-    store_sums<ROWS>(acc, tile);
+    sums.store_rows(tile);
   }
 };
+
+// Adds to `tile` what a chunk of a strip gives, expanded with its quads in pairs: see ExpandedRows.
+template <ChunkTraits T, int ROWS>
+TW_INLINE void multiply_expanded(const Expanded& expanded, const char* x, int groups, float* tile) {
+  constexpr int kParts = T.parts();
+  const auto* group = reinterpret_cast<const BlockRows<ROWS, kParts>*>(x);
+  const uint8_t* codes = expanded.codes;
+  MatrixSums<ROWS, 1> sums;
+  sums.load_rows(tile);
+  for (int g = 0; g < groups; ++g, ++group) {
+#pragma GCC unroll 2
+    for (int p = 0; p < kParts; ++p) {
+      MatrixDots<ROWS, 1> dots;
+      dots.start(T.shifts ? nullptr : group->correction[p], kMagicBits);
+      constexpr int kUnits = kRowGroup / kExpandedUnit / kParts;
+#pragma GCC unroll 4
+      for (int u = p * kUnits; u < (p + 1) * kUnits; ++u) {
+        dots.multiply(reinterpret_cast<const char*>(group->quads[u]), [&](int, uint8x16_t (&w)[2]) __attribute__((always_inline)) {
+          w[0] = vld1q_u8(codes), w[1] = vld1q_u8(codes + kVectorBytes);
+        });
+        codes += 2 * kVectorBytes;
+      }
+      const F scales[] = {load(expanded.scales[g * kParts + p])};
+      F shifts[1];
+      if constexpr (T.shifts) shifts[0] = load(expanded.shifts[g * kParts + p]);
+      sums.template add<T.shifts>(dots, scales, shifts, group->scale, group->correction[p]);
+    }
+  }
+  sums.store_rows(tile);
+}
 
 template <typename T>
 using FloatRows = InRegisters<std::conditional_t<std::is_same_v<T, bf16>, BFloat16MatrixTile, FloatTile<T>>>;
