@@ -51,7 +51,7 @@ ifndef TOGETHER
 endif
 .DELETE_ON_ERROR:
 .PHONY: help serve test lint-and-native-test lint format native-test cross-test cross-sweep python-test sweep clients fuzz fuzz-all images check-release \
-    bench image lock clean missing-tools
+    bench standings image lock clean missing-tools
 
 help:  ## show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -62,6 +62,9 @@ serve: $(VENV)/.installed  ## build, install and serve the built-in model, or MO
 
 bench: $(VENV)/.installed  ## measure prefill, decode, start-up and memory on this machine (MODEL=, ARGS=)
 	$(BIN)/tidewheel bench $(MODEL) $(ARGS)
+
+standings: $(VENV)/.test-tools $(VENV)/.installed  ## print every bar of speed, start and memory, its figure here, and which hold (ARGS=)
+	$(BIN)/python load_tests/standings.py --json $(VENV)/standings.json --keep $(VENV)/standings $(ARGS)
 
 test: missing-tools lint-and-native-test python-test  ## run every check: lint, types, C++ tests, Python tests
 	@$(REPORT) $(SKIPPED)/lint $(SKIPPED)/native-test

@@ -19,11 +19,14 @@ from typing import IO, Any
 
 from peer_runners.job import Arrivals, Job, Scenario
 from peer_runners.pictures_job import Look, PicturesJob
+from process_tree import memory_mib
 
 from tidewheel.server.commands.bench.engine_runs import common_rate
 from tidewheel.server.commands.bench.spread import Spread
 
 READY = "start to ready"
+RESIDENT = "resident MiB"
+LESS_IS_BETTER = (READY, RESIDENT)
 RUNNERS = Path(__file__).with_name("peer_runners")
 
 
@@ -60,8 +63,8 @@ class Peer:
 class Contestant:
     """A peer with one format of weights, and its measurements: the figures of all rounds for each scenario.
 
-    Those of a Scenario are tokens a second, one a round; that of READY is in seconds. `python` is None for a peer that
-    is not installed.
+    Those of a Scenario are tokens a second, one a round; that of READY is in seconds, and that of RESIDENT the memory
+    after the last scenario. `python` is None for a peer that is not installed.
     """
 
     peer: Peer
@@ -118,8 +121,9 @@ def run_rounds(
 
 def run_script(command: Sequence[str], environment: Mapping[str, str], timeout_s: float) -> None:
     """Run a command whose output is not needed. Raises RunError if it fails."""
-    with _process(command, "", environment, timeout_s) as lines:
-        for _ in lines:
+    with _process(command, "", environment, timeout_s) as process:
+        assert process.stdout is not None
+        for _ in process.stdout:
             pass
 
 
@@ -161,8 +165,9 @@ def _run(contestant: Contestant, python: Path, job: Job | PicturesJob, timeout_s
     command = [str(python), str(contestant.peer.runner)]
     environment = environment_of(contestant.peer, python, len(job.cpus))
     started = time.perf_counter()
-    with _process(command, json.dumps(asdict(job)), environment, timeout_s) as lines:
-        while scenarios and (line := lines.readline()):
+    with _process(command, json.dumps(asdict(job)) + "\n", environment, timeout_s) as process:
+        assert process.stdout is not None
+        while scenarios and (line := process.stdout.readline()):
             try:
                 said: dict[str, Any] = json.loads(line)
             except ValueError as error:
@@ -180,6 +185,8 @@ def _run(contestant: Contestant, python: Path, job: Job | PicturesJob, timeout_s
                     contestant.add(scenario.name, figure)
             except RunError as error:
                 contestant.fail(str(error))
+        if not scenarios and (resident := memory_mib(process.pid)):  # nothing of one that has ended
+            contestant.add(RESIDENT, resident)
 
 
 def _figures(scenario: Scenario | Look, said: Mapping[str, Any]) -> list[float]:
@@ -190,8 +197,13 @@ def _figures(scenario: Scenario | Look, said: Mapping[str, Any]) -> list[float]:
 
 
 @contextlib.contextmanager
-def _process(command: Sequence[str], stdin: str, environment: Mapping[str, str], timeout_s: float) -> Iterator[IO[str]]:
-    """A process's output, line by line. Raises RunError if it does not start, end in time, or exit with 0."""
+def _process(
+    command: Sequence[str], stdin: str, environment: Mapping[str, str], timeout_s: float
+) -> Iterator[subprocess.Popen[str]]:
+    """A process that was given `stdin`, whose end it sees after the context.
+
+    Raises RunError if it does not start, end in time, or exit with 0.
+    """
     with tempfile.TemporaryFile("w+", errors="replace") as log:
         try:
             process = subprocess.Popen(
@@ -210,21 +222,29 @@ def _process(command: Sequence[str], stdin: str, environment: Mapping[str, str],
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            with contextlib.suppress(BrokenPipeError), process.stdin:
+            with contextlib.suppress(BrokenPipeError):
                 process.stdin.write(stdin)
-            yield process.stdout
+                process.stdin.flush()
+            yield process
+            _close(process.stdin)
             status = process.wait()
         finally:
             timed_out = not late.is_alive()
             late.cancel()
             _end_group(process.pid)  # a runner may leave processes behind
             process.wait()
+            _close(process.stdin)
             process.stdout.close()
         if timed_out:
             raise RunError(f"not done after {timeout_s:g} s")
         if status != 0:
             log.seek(0)
             raise RunError(_last_line(log.read()) or f"ended with status {status} and no word")
+
+
+def _close(stdin: IO[str]) -> None:
+    with contextlib.suppress(BrokenPipeError):  # what it never read is still in the buffer
+        stdin.close()
 
 
 def _end_group(pid: int) -> None:

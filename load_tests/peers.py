@@ -15,7 +15,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pictures
-from contest import READY, RUNNERS, Contestant, Peer, RunError, environment_of, preloads, run_rounds, run_script
+from contest import (
+    READY,
+    RESIDENT,
+    RUNNERS,
+    Contestant,
+    Peer,
+    RunError,
+    environment_of,
+    preloads,
+    run_rounds,
+    run_script,
+)
 from peer_runners.job import STEP_TOKENS, Job, Scenario
 from ratios import Ratio, figures_table, ratios, ratios_table
 from shapes import SHAPES, make
@@ -42,8 +53,9 @@ LONG_BATCH, LONG_CONTEXT = 8, 4096
 NOTES = (
     "tokens a second, medians of all rounds (least..most): of a prefill until the last prompt's first new token, "
     "of a decode while all sequences decode",
-    "a ratio is above 1 where Tidewheel is the better, faster or sooner ready",
+    "a ratio is above 1 where Tidewheel is the better: faster, sooner ready or smaller",
     "ready is a loaded library, without a server around it",
+    "resident is the memory of an engine's processes after the last of its scenarios, mapped files included",
     f"a step takes up to {STEP_TOKENS} tokens of all prompts together; llama.cpp computes them in parts of 512",
 )
 _SYSTEM_CPUS = Path("/sys/devices/system/cpu")
@@ -145,7 +157,7 @@ def contest(args: argparse.Namespace, entry: Entry, pythons: Mapping[Peer, Path 
     run_rounds(contestants, job_maker.job, args.rounds, args.timeout, say)
     own = [contestant for contestant in contestants if contestant.peer is TIDEWHEEL]
     peers = [contestant for contestant in contestants if contestant.peer is not TIDEWHEEL]
-    names = [READY, *(scenario.name for scenario in scenarios)]
+    names = [READY, *(scenario.name for scenario in scenarios), RESIDENT]
     notes = [
         f"{scenario.name} is left out: the model's context is {spec.max_positions} tokens"
         for scenario in asked
@@ -226,7 +238,7 @@ def scenarios_of(args: argparse.Namespace) -> list[Scenario]:
 
 def report(result: Result) -> str:
     """The result as text for a terminal."""
-    names = [READY, *(scenario.name for scenario in result.scenarios)]
+    names = [READY, *(scenario.name for scenario in result.scenarios), RESIDENT]
     cpus = ", ".join(map(str, result.cpus))
     parts = [
         f"{result.model}: {len(result.cpus)} threads on CPUs {cpus}, {result.rounds} rounds\n",

@@ -47,6 +47,7 @@ _MAX_TOKENS = 512
 _SEED = 5
 _PADDED_TEXTS = 32  # in a batch of ONNX Runtime; as sentence-transformers has it
 _CLIENTS = 64
+_TURN_S = 0.02  # until the threads of the one before have stopped looking for more work, and leave the cores
 _START_S = 120
 _REST_S = 2  # until a server without requests has given memory back
 _REQUEST_S = 120
@@ -216,23 +217,30 @@ def largest_distance(ours: Rows, theirs: Rows) -> float:
     return float((1 - (a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)).max())
 
 
-def compare(runs: Sequence[Run], rounds: int, most_texts: int) -> None:
-    """Measure all in turn, after one run of each, and print medians as multiples of the first one's speed."""
+def compare(runs: Sequence[Run], rounds: int, most_texts: int) -> dict[str, dict[str, float]]:
+    """Measure all in turn, after one run of each, and print medians as multiples of the first one's speed.
+
+    Returns the median seconds by what was embedded, then by the run's name.
+    """
+    medians: dict[str, dict[str, float]] = {}
     for name, texts in works(most_texts):
         expected, _ = runs[0].embed(texts)
         distances = [largest_distance(run.embed(texts)[0], expected) for run in runs]
         times: list[list[float]] = [[] for _ in runs]
         for _ in range(rounds):
             for run, taken in zip(runs, times, strict=True):
+                sleep(_TURN_S)
+                run.embed(texts[:1])  # wakes its threads
                 taken.append(run.embed(texts)[1])
         tokens = sum(map(len, texts))
         for run, taken, distance in zip(runs, times, distances, strict=True):
-            middle = median(taken)
+            middle = medians.setdefault(name, {})[run.name] = median(taken)
             print(
                 f"{name:12} {run.name:20} {1000 * middle:9.2f} ms ({1000 * min(taken):.2f} to {1000 * max(taken):.2f}) "
                 f"{tokens / middle:9.0f} tokens/s {median(times[0]) / middle:6.2f} x  cosine distance {distance:.1e}",
                 flush=True,
             )
+    return medians
 
 
 @contextmanager
@@ -285,8 +293,8 @@ async def closed_loop(address: str, clients: int, texts: Texts) -> tuple[list[fl
         return taken, perf_counter() - started
 
 
-def over_http(folder: Path, dtype: str, threads: int) -> None:
-    """Print what a server takes for short texts one by one, and for many clients."""
+def over_http(folder: Path, dtype: str, threads: int) -> dict[str, float]:
+    """Print what a server takes for short texts one by one, and for many clients. Returns some of these figures."""
     weights = sum(file.stat().st_size for file in folder.glob("*.safetensors")) / 2**20
     with serving(folder, dtype, threads) as (address, process):
         short = _texts([12] * 200)
@@ -304,6 +312,7 @@ def over_http(folder: Path, dtype: str, threads: int) -> None:
         f"p99 {1000 * quantiles(taken, n=100)[-1]:.0f} ms; {at_work:.0f} MiB, at rest {at_rest:.0f}, the file has "
         f"{weights:.0f}"
     )
+    return {"short_text_s": median(alone), "at_work_mib": at_work, "at_rest_mib": at_rest, "file_mib": weights}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -318,6 +327,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--llama-cpp-python", type=Path, metavar="VENV", help="environment that has llama-cpp-python")
     parser.add_argument("--llama-cpp-sources", type=Path, metavar="FOLDER", help="whose converter writes GGUF files")
     parser.add_argument("--http", action="store_true", help="measure a server, too")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write medians, in seconds, and memory to FILE")
     options = parser.parse_args(arguments)
     if options.llama_cpp_python is not None and options.llama_cpp_sources is None:
         parser.error("--llama-cpp-python needs --llama-cpp-sources, whose converter writes its files")
@@ -337,9 +347,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 python = options.llama_cpp_python / "bin/python"
                 runs.append(stack.enter_context(llama_cpp(python, file, options.threads)))
             runs.append(native(folder, dtype, options.threads))
-        compare(runs, options.rounds, options.most_texts)
-        for dtype in options.dtypes if options.http else ():
-            over_http(folder, dtype, options.threads)
+        medians = compare(runs, options.rounds, options.most_texts)
+        dtypes = options.dtypes if options.http else ()
+        served = {dtype: over_http(folder, dtype, options.threads) for dtype in dtypes}
+        if options.json is not None:
+            options.json.write_text(json.dumps({"median_s": medians, "http": served}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from contest import READY, Contestant
+from contest import LESS_IS_BETTER, READY, Contestant
 
 from tidewheel.server.commands.bench import text
 
@@ -17,7 +17,7 @@ BITS = {"float32": 32, "bfloat16": 16, "float16": 16, "BF16": 16, "F16": 16,
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times better than the best peer Tidewheel is: above 1 is faster, or sooner ready.
+    """How many times better than the best peer Tidewheel is: above 1 is faster, sooner ready, or smaller.
 
     `against` says which peers count: those whose weights have the same number of bits, or all.
     """
@@ -33,7 +33,7 @@ def ratios(
     own: Sequence[Contestant],
     peers: Sequence[Contestant],
     scenarios: Sequence[str],
-    less_is_better: Collection[str] = (READY,),
+    less_is_better: Collection[str] = LESS_IS_BETTER,
 ) -> list[Ratio]:
     """Each of Tidewheel's formats against the best peer, wherever both have a figure."""
     found = []

@@ -36,11 +36,13 @@ _LLAMA_1B = {
     "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
     "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64,
 }  # fmt: skip
+_SMOL360 = {
+    "hidden_size": 960, "intermediate_size": 2560, "num_hidden_layers": 32,
+    "num_attention_heads": 15, "num_key_value_heads": 5,
+}  # fmt: skip
 SHAPES = {
-    "smol360": Shape("llama", ("Q4_K_M", "Q8_0", "Q6_K", "IQ4_XS"), {
-        "hidden_size": 960, "intermediate_size": 2560, "num_hidden_layers": 32,
-        "num_attention_heads": 15, "num_key_value_heads": 5,
-    }),
+    "smol360": Shape("llama", ("Q4_K_M", "Q8_0", "Q6_K", "IQ4_XS"), _SMOL360),
+    "smol360-long": Shape("llama", ("Q8_0",), _SMOL360 | {"num_hidden_layers": 4, "max_position_embeddings": 65536}),
     "llama1b": Shape("llama", ("Q4_K_M",), _LLAMA_1B),
     "llama1b-gptq": Shape("llama", ("gptq",), _LLAMA_1B, gptq=True),
     "qwen3-moe": Shape("qwen3_moe", ("bfloat16", "Q8_0", "Q4_K_M"), {
@@ -54,7 +56,8 @@ SHAPES = {
         "linear_key_head_dim": 128, "linear_value_head_dim": 128,
     }),
 }  # fmt: skip
-"""SmolLM2-360M; Llama 3.2 1B, also as GPTQ in 4 bits; 32 experts of which 4, 1.3 B in all; Qwen3.5, 0.5 B."""
+"""SmolLM2-360M; 4 of its 32 layers, for contexts of up to 65,536 tokens; Llama 3.2 1B, also as GPTQ in 4 bits; 32
+experts of which 4, 1.3 B in all; Qwen3.5, 0.5 B."""
 
 
 def make(name: str, folder: Path) -> Path:
@@ -67,8 +70,8 @@ def make(name: str, folder: Path) -> Path:
     shape = SHAPES[name]
     torch.manual_seed(0)
     config = AutoConfig.for_model(
-        shape.family, vocab_size=VOCAB_SIZE, max_position_embeddings=8192, tie_word_embeddings=True,
-        bos_token_id=1, eos_token_id=2, pad_token_id=0, **shape.config,
+        shape.family, vocab_size=VOCAB_SIZE, tie_word_embeddings=True,
+        bos_token_id=1, eos_token_id=2, pad_token_id=0, **{"max_position_embeddings": 8192} | shape.config,
     )  # fmt: skip
     model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     part = folder.with_name(f"{folder.name}.part")

