@@ -163,15 +163,19 @@ def checked_attention(
     return attention, queries, keys, values
 
 
-def check_segments(segments: NDArray[np.int32], num_rows: int, max_rows: int) -> None:
-    """Raises ValueError unless all of the rows are in segments, one behind the other, of 1 to `max_rows` each."""
+def check_segments(segments: NDArray[np.int32], num_rows: int, max_rows: int) -> NDArray[np.int32]:
+    """The segments' lengths.
+
+    Raises ValueError unless all of the rows are in segments, one behind the other, of 1 to `max_rows` each.
+    """
     if segments.ndim != 1 or len(segments) == 0 or segments[0] != 0 or segments[-1] != num_rows:
         raise ValueError(f"segments must begin with 0 and end with the number of rows, {num_rows}")
-    lengths = np.diff(segments)
+    lengths = segments[1:] - segments[:-1]
     if lengths.min(initial=1) < 1:
         raise ValueError("every segment must have a row")
     if lengths.max(initial=0) > max_rows:
         raise ValueError(f"a segment has {lengths.max()} rows, and there is room for {max_rows}")
+    return lengths
 
 
 def check_seen(spec: TowerSpec, segments: NDArray[np.int32], seen: NDArray[np.int32] | None) -> None:
@@ -192,15 +196,14 @@ def check_adapters(segments: NDArray[np.int32], adapters: NDArray[np.int32] | No
 
 
 def checked_positions(
-    spec: TowerSpec, index: int | None, positions: NDArray[np.int32] | None, num_rows: int
+    axes: Sequence[int], index: int | None, positions: NDArray[np.int32] | None, num_rows: int
 ) -> NDArray[np.int32] | None:
-    """The positions for layer `index`, or for all layers; None if nothing is turned.
+    """The positions for layer `index`, or for all layers; None if nothing is turned. `axes` are `rope_axes` of all.
 
     Raises ValueError for a layer that there is not, and unless each row has a position on each of the tower's axes.
     """
-    if index is not None and not 0 <= index < len(spec.layers):
+    if index is not None and not 0 <= index < len(axes):
         raise ValueError(f"the tower has no layer {index}")
-    axes = [_num_axes(layer) for layer in spec.layers]
     if max(axes) == 0 or (index is not None and axes[index] == 0):
         return None
     if positions is None or positions.ndim != 2 or positions.shape[1] != num_rows or len(positions) < max(axes):
@@ -209,7 +212,7 @@ def checked_positions(
     return np.asarray(positions, np.int32)
 
 
-def _num_axes(layer: LayerSpec) -> int:
+def rope_axes(layer: LayerSpec) -> int:
     """How many axes the rope of a layer has; 0: it has no rope."""
     ropes = [mixer.rope for mixer in mixers(layer) if isinstance(mixer, AttentionSpec)]
     return max((1 + max(rope.axes, default=0) for rope in ropes if rope is not None), default=0)

@@ -41,6 +41,7 @@ from .tokenization import EncoderInput
 
 T = TypeVar("T")
 
+_FIRST_TYPE = np.zeros(1, np.int64)
 _OF_A_LAYER = re.compile(r"(?:layers?|blk)\.(\d{1,9})\.")
 
 
@@ -77,6 +78,8 @@ class NativeGraph(EncoderGraph):
             self.outputs = (TOKEN_OUTPUTS[-1], *[TOKEN_VECTORS] * vectors, *[TOKEN_WEIGHTS] * weights)
         self._interrupted = threading.Event()
         self._adapters = adapters
+        if model.embedding.num_types:
+            self._first_type = self._looked_up("types", _FIRST_TYPE)
         if model.tasks is not None:
             self.adapters = tuple(model.tasks.prompts)
 
@@ -86,12 +89,14 @@ class NativeGraph(EncoderGraph):
 
     def pieces(self, output: str, inputs: Sequence[EncoderInput]) -> Generator[None, None, Sequence[Floats]]:
         """See EncoderGraph. Only layers and logits of words are cut; the rest is short."""
+        lengths = [len(item) for item in inputs]
         starts = np.zeros(len(inputs) + 1, np.int32)
-        np.cumsum([len(item) for item in inputs], out=starts[1:])
-        places = np.arange(starts[-1], dtype=np.int32) - np.repeat(starts[:-1], np.diff(starts))
-        numbers = np.array([item.adapter for item in inputs], np.int32)
-        rows = self._embedded(inputs, starts, places, np.repeat(numbers, np.diff(starts)))
-        seen, adapters = None, numbers if numbers.max() >= 0 else None
+        np.cumsum(lengths, out=starts[1:])
+        places = np.arange(starts[-1], dtype=np.int32) - np.repeat(starts[:-1], lengths)
+        adapters = seen = None
+        if any(item.adapter >= 0 for item in inputs):
+            adapters = np.array([item.adapter for item in inputs], np.int32)
+        rows = self._embedded(inputs, starts, places, None if adapters is None else np.repeat(adapters, lengths))
         if any(item.num_seen is not None for item in inputs):
             seen = np.array([len(item) if item.num_seen is None else item.num_seen for item in inputs], np.int32)
         if self._model.skips:
@@ -157,12 +162,12 @@ class NativeGraph(EncoderGraph):
         inputs: Sequence[EncoderInput],
         starts: NDArray[np.int32],
         places: NDArray[np.int32],
-        adapters: NDArray[np.int32],
+        adapters: NDArray[np.int32] | None,
     ) -> Rows:
         embedding = self._model.embedding
         ids = np.concatenate([np.asarray(item.token_ids, np.int64) for item in inputs])
         rows = self._looked_up("words", ids)
-        if self._adapters is not None:
+        if self._adapters is not None and adapters is not None:
             self._adapters.add("words", rows, ids, adapters)
         if embedding.scale != 1:
             rows *= np.float32(embedding.scale)
@@ -175,8 +180,8 @@ class NativeGraph(EncoderGraph):
             rows += self._looked_up("positions", places + embedding.first_position)
         if embedding.num_types:
             types = self._types(inputs)
-            rows += self._looked_up("types", types)
-            if self._adapters is not None:
+            rows += self._first_type if types is _FIRST_TYPE else self._looked_up("types", types)
+            if self._adapters is not None and adapters is not None:
                 self._adapters.add("types", rows, np.broadcast_to(types, ids.shape), adapters)
         return self._normalized("embedding_norm", embedding.norm, rows)
 
@@ -184,7 +189,7 @@ class NativeGraph(EncoderGraph):
         """Of each token; one row for all if all are the same."""
         count = self._model.embedding.num_types
         if count == 1 or all(item.type_ids is None for item in inputs):
-            return np.zeros(1, np.int64)
+            return _FIRST_TYPE
         types = [np.zeros(len(item), np.int64) if item.type_ids is None else item.type_ids for item in inputs]
         joined = np.concatenate(types)
         if joined.max(initial=0) >= count:

@@ -377,8 +377,9 @@ def block_means(rows: Floats, grid: tuple[int, int], merge: int) -> Floats:
 
 def normalized(rows: Floats, eps: float, weight: Floats, bias: Floats | None = None) -> Floats:
     """LayerNorm of rows, or RMSNorm if there is no bias: each row by itself, summed in float64."""
+    width = rows.shape[-1]
     if bias is not None:
-        rows = rows - rows.mean(-1, dtype=np.float64, keepdims=True).astype(np.float32)
-    scales = 1 / np.sqrt((rows * rows).mean(-1, dtype=np.float64, keepdims=True) + eps)
+        rows = rows - (np.add.reduce(rows, -1, np.float64, keepdims=True) / width).astype(np.float32)
+    scales = 1 / np.sqrt(np.add.reduce(rows * rows, -1, np.float64, keepdims=True) / width + eps)
     result: Floats = rows * scales.astype(np.float32) * weight
     return result if bias is None else result + bias

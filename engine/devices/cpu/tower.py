@@ -30,6 +30,7 @@ from ..tower import (
     checked_attention,
     checked_positions,
     checked_rows,
+    rope_axes,
 )
 from .executor import CpuExecutor
 from .formats import Formats
@@ -57,6 +58,7 @@ class CpuTower(TowerExecutor):
         alone: bool = False,
     ) -> None:
         self.spec = spec
+        self._axes = [rope_axes(layer) for layer in spec.layers]
         self._write = write
         self._native: _native.Tower | None = native
         self._tables = dict(tables)
@@ -123,7 +125,7 @@ class CpuTower(TowerExecutor):
         check_segments(segments, len(out), self._max_rows)
         check_seen(self.spec, segments, seen)
         check_adapters(segments, adapters)
-        positions = checked_positions(self.spec, index, positions, len(out))
+        positions = checked_positions(self._axes, index, positions, len(out))
         starts = np.asarray(segments, np.int32)
         first = 0
         while first + 1 < len(starts):
@@ -166,13 +168,13 @@ class CpuTower(TowerExecutor):
         if self._is_between_turns:
             raise RuntimeError("another layer is under way")
         out = checked_rows(rows, self.spec.hidden_size).copy()
-        check_segments(starts, len(out), self._max_rows)
+        lengths = check_segments(starts, len(out), self._max_rows)
         check_seen(self.spec, starts, seen)
         check_adapters(starts, adapters)
-        positions = checked_positions(self.spec, None, positions, len(out))
+        positions = checked_positions(self._axes, None, positions, len(out))
         of_segments = [_entries(entries, 0, len(starts) - 1) for entries in (seen, adapters)]
         with self._all.piece(len(out)):
-            native.run(0, count, out, starts, np.diff(starts), positions, *of_segments)
+            native.run(0, count, out, starts, lengths, positions, *of_segments)
         yield
         return out
 
@@ -373,7 +375,7 @@ def _position_bytes(attention: AttentionSpec) -> int:
 
 
 def _num_blocks(starts: NDArray[np.int32]) -> int:
-    return int((-(-np.diff(starts) // BLOCK_TOKENS)).sum())
+    return int((-(-(starts[1:] - starts[:-1]) // BLOCK_TOKENS)).sum())
 
 
 def _num_weights(spec: TowerSpec, index: int) -> int:

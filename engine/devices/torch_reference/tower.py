@@ -26,6 +26,7 @@ from ..tower import (
     checked_attention,
     checked_positions,
     checked_rows,
+    rope_axes,
 )
 from .mixers import Parts, ResidualBlock, Tokens
 from .mixers.attention import rotate, temperature_at
@@ -133,6 +134,7 @@ class TorchTower(TowerExecutor):
         if options.adapters:
             raise DeviceError("the torch device has no adapters of towers")
         self.spec, self._max_rows = spec, options.max_rows
+        self._axes = [rope_axes(layer) for layer in spec.layers]
         self._dtype = dtype = DTYPES[options.dtype]
         tables = dict(spec.tables)
         tensors = dict(read_finite(weights, cancellation))
@@ -178,7 +180,7 @@ class TorchTower(TowerExecutor):
         check_adapters(segments, adapters)
         if adapters is not None and (adapters >= 0).any():
             raise ValueError(f"there is no adapter {adapters.max()}: the torch device has none of towers")
-        turned_by = checked_positions(self.spec, index, positions, len(rows))
+        turned_by = checked_positions(self._axes, index, positions, len(rows))
         if turned_by is None:
             turned_by = np.zeros((1, len(rows)), np.int32)
         out = np.empty_like(rows)
