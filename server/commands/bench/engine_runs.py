@@ -13,7 +13,7 @@ from tidewheel.engine.core.engine import Engine
 from tidewheel.engine.core.request import Request
 from tidewheel.engine.core.stream import RequestStream
 from tidewheel.engine.errors import TidewheelError
-from tidewheel.engine.outputs import FinishReason
+from tidewheel.engine.outputs import FinishReason, RequestOutput
 from tidewheel.engine.sampling_params import SamplingParams
 
 from .workload import Decode, Workload
@@ -59,21 +59,37 @@ async def generate(
     `loras` are the prompts' adapters.
     """
     sampling = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
-    streams = [
-        engine.submit(Request(f"bench-{i}", prompt, sampling, lora=None if loras is None else loras[i]))
+    readers = [
+        _Reader(engine.submit(Request(f"bench-{i}", prompt, sampling, lora=None if loras is None else loras[i])))
         for i, prompt in enumerate(prompts)
     ]
-    return list(await asyncio.gather(*(_read(stream) for stream in streams)))
+    return list(await asyncio.gather(*(reader.all_arrivals for reader in readers)))
 
 
-async def _read(stream: RequestStream) -> Arrivals:
-    arrivals: Arrivals = []
-    async for output in stream:
+class _Reader:
+    """Takes a stream's outputs as they are pushed, as a server does: a task that is woken for each takes longer."""
+
+    def __init__(self, stream: RequestStream) -> None:
+        self.all_arrivals: asyncio.Future[Arrivals] = asyncio.get_running_loop().create_future()
+        self._arrivals: Arrivals = []
+        stream.read(self)
+        stream.resume()
+
+    def push(self, output: RequestOutput) -> None:
+        """See Sink."""
         if output.token_ids:
-            arrivals.append((time.perf_counter(), len(output.token_ids)))
+            self._arrivals.append((time.perf_counter(), len(output.token_ids)))
         if output.finish_reason is not None and output.finish_reason is not FinishReason.LENGTH:
             raise TidewheelError(output.error or f"a request ended with {output.finish_reason.value}")
-    return arrivals
+
+    def end(self, failure: Exception | None) -> None:
+        """See Sink."""
+        if self.all_arrivals.done():  # it was cancelled
+            return
+        if failure is None:
+            self.all_arrivals.set_result(self._arrivals)
+        else:
+            self.all_arrivals.set_exception(failure)
 
 
 def common_rate(sequences: list[Arrivals]) -> float | None:
