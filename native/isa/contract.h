@@ -209,7 +209,7 @@ concept AttentionProducts = requires(P products, const AttentionArgs& args, cons
   { products.begin_split(result) } -> std::same_as<void>;
   { products.begin_tile(i, i) } -> std::same_as<void>;
   { products.adjusted(x, i, i) } -> std::same_as<F>;
-  { products.put_weights(i, i, i, x) } -> std::same_as<void>;
+  products.begin_row(i, i);
   { products.end_weights(i, i, i) } -> std::same_as<void>;
 };
 
@@ -238,5 +238,6 @@ constexpr bool multiplies_rows() {
 }
 
 static_assert(AttentionProducts<BFloat16Products> && multiplies_rows<BFloat16Products>());
+static_assert(AttentionProducts<Int8Products> && multiplies_rows<Int8Products>());
 
 }  // namespace tidewheel::TW_ISA

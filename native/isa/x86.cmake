@@ -16,7 +16,7 @@ set(AVX512_BF16 ${AVX512_VNNI} -mavx512bf16)
 tidewheel_isa_level(avx512_bf16 FLAGS ${AVX512_BF16}
   FLOATS avx512 INT8 avx512_vnni INT4 avx512 BLOCKS avx512_vnni)
 tidewheel_isa_level(amx FLAGS ${AVX512_BF16} -mamx-tile -mamx-bf16 -mamx-int8
-  FLOATS avx512 SMALL_FLOATS avx512_bf16 INT8 avx512_vnni INT4 avx512)
+  FLOATS avx512 SMALL_FLOATS avx512_bf16 INT4 avx512)
 
 # The plain C++ level's vectors are loops. -O3 unrolls them before it turns them into SSE2 vectors, which takes three
 # times as long and makes slower code in these files. Processors without vectors need unrolled loops: there -O2 is

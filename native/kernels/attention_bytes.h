@@ -14,106 +14,70 @@ namespace tidewheel::TW_ISA {
 constexpr int kLargestByte = 127, kLargestWeight = 255;
 constexpr float kMinToDivideBy = 0x1p-110f;  // below the scale of any V that is not stored as zeros
 
-// A block's K or V: the first column for these products, and the distance to a later block that is prefetched.
-struct ByteColumns {
-  const int8_t* start;
-  ptrdiff_t ahead;  // bytes
-};
-
-// The level's int32 vector is a template parameter because levels without `kDotsBytes` lack some functions used here.
-template <typename Ints>
-class ByteProducts : public ElementReader<int8_t> {
+// How queries and weights become bytes, for products that READER reads K and V for. The level's int32 vector is a
+// template parameter because levels without `kDotsBytes` lack some functions used here.
+template <typename Reader, typename Ints>
+class RoundedRows : public Reader {
  public:
-  ByteProducts(const AttentionArgs& args, const Rows& rows, Scratch& scratch)
-      : ElementReader(args, rows, scratch), q_(scratch.take<int8_t>(size_t(rows.count) * dim_)),
-        q_scales_(scratch.take<float>(rows.count)), q_sums_(scratch.take<int32_t>(rows.count)),
-        weights_(scratch.take<uint8_t>((spread_ ? rows.count : kTileRows) * kAttentionTile)),
-        weight_scales_(scratch.take<float>(rows.count)) {
-    for (int begin = 0, count; begin < rows.count; begin += count) {
-      count = rows_at_once(rows.count - begin);
-      for (int r = 0; r < count; ++r) round_query(begin + r, q_ + size_t(begin) * dim_ + r * kQuad, count * kQuad);
-    }
-  }
+  using Reader::args_, Reader::rows_, Reader::dim_, Reader::values_, Reader::rescale_, Reader::sums_, Reader::k_scales_,
+      Reader::v_scales_, Reader::spread_, Reader::columns_, Reader::head, Reader::ahead, Reader::scores, Reader::kRows;
 
-  template <int ROWS, int VECTORS>
-  void score_vectors(int row, int first) {
-    ByteColumns columns[VECTORS];
-#pragma GCC unroll 4
-    for (int v = 0; v < VECTORS; ++v) {
-      const int block = (first + v) / kBlockVectors;
-      columns[v] = {head(block).k + (first + v) % kBlockVectors * kLanes * kQuad, ahead(block)};
-    }
-    const int8_t* const q = q_ + size_t(row) * dim_;
-    Ints acc[ROWS][VECTORS];
-    clear(acc);
-    dot(columns, kBlockTokens * kQuad, dim_ / kQuad, acc, [&](Ints sum, Bytes k, int step, int r) {
-      return dot_quads(sum, as_quads(sub(k, kQuadZero)), q + (step * ROWS + r) * kQuad);
-    });
-    repeat<ROWS>([&](auto r) __attribute__((always_inline)) {
-      const Ints correction = set1_int(-kQuadZero * q_sums_[row + r]);
-      const F scale = set1(q_scales_[row + r]);
-      repeat<VECTORS>([&](auto v) __attribute__((always_inline)) {
-        const F k_scales = load(k_scales_ + (first + v) * kLanes);
-        store(scores(r) + (first + v) * kLanes, mul(to_floats(add(acc[r][v], correction)), mul(scale, k_scales)));
-      });
-    });
-  }
+  // Rows of weights have room for whole lines of K and V.
+  RoundedRows(const AttentionArgs& args, const Rows& rows, Scratch& scratch, int query_bytes)
+      : Reader(args, rows, scratch), q_(scratch.take<int8_t>(size_t(rows.count) * query_bytes)),
+        q_scales_(scratch.take<float>(rows.count)), q_sums_(scratch.take<int32_t>(rows.count)),
+        weights_(scratch.take<uint8_t>((spread_ ? rows.count : kRows) * kAttentionTile)),
+        weight_scales_(scratch.take<float>(rows.count)) {}
 
   static constexpr bool kAdjusts = false;
   F adjusted(F x, int, int) const { return x; }
 
-  void put_weights(int index, int, int t, F p) {
+  // A row's weights times scales, the largest, and the sum, which is NaN or infinite if any of them is.
+  struct RowWeights {
+    float* to;
+    const float* scales;
+    F largest = zero(), poison = zero();
+  };
+  RowWeights begin_row(int index, int) { return {scores(index), v_scales_}; }
+  void put_weights(RowWeights& row, int t, F p) {
     // If the weight is 0, the scale may be NaN, because the row does not see the token or the slot holds old content of
     // the block.
-    store(scores(index) + t, keep_if(mul(p, load(v_scales_ + t)), p, set1(0x1p-126f)));
+    const F x = keep_if(mul(p, load(row.scales + t)), p, set1(0x1p-126f));
+    row.largest = max(x, row.largest);  // none is negative
+    row.poison = add(row.poison, x);
+    store(row.to + t, x);
+  }
+  void end_row(const RowWeights& row, int index) {
+    tops_[index] = hmax(row.largest);
+    poisons_[index] = hsum(row.poison);
   }
 
-  // Handles all rows together, so that no row waits for the maximum or the quotient of another one.
+  // Handles all rows together, so that no row waits for the quotient of another one.
   void end_weights(int rows, int row, int width) {
-    constexpr int kVectors = (kRows + kLanes - 1) / kLanes;
-    float tops[kVectors * kLanes] = {}, poisons[kVectors * kLanes] = {}, factors[kVectors * kLanes];
-    for (int r = 0; r < rows; ++r) {
-      const float* const x = scores(r);
-      F largest = zero(), poison = zero();
-      for (int t = 0; t < width; t += kLanes) {
-        largest = max(load(x + t), largest);  // none is negative
-        poison = add(poison, load(x + t));
-      }
-      tops[r] = hmax(largest);
-      poisons[r] = hsum(poison);
-    }
+    float factors[kPadded];
     for (int i = 0; i < rows; i += kLanes) {
-      const F top = load(tops + i), least = set1(kMinToDivideBy);
+      const F top = load(tops_ + i), least = set1(kMinToDivideBy);
       float scales[kLanes];
       store(factors + i, keep_if(div(set1(kLargestWeight), max(top, least)), top, least));
-      store(scales, fma(load(poisons + i), zero(), keep_if(mul(top, set1(1.0f / kLargestWeight)), top, least)));
+      store(scales, fma(load(poisons_ + i), zero(), keep_if(mul(top, set1(1.0f / kLargestWeight)), top, least)));
       std::memcpy(weight_scales_ + row + i, scales, std::min(rows - i, kLanes) * sizeof(float));
     }
     for (int r = 0; r < rows; ++r) {
       const float* const x = scores(r);
       uint8_t* const to = weights(row) + r * kAttentionTile;
-      const F factor = set1(factors[r]), bound = set1(kLargestWeight);
+      const F factor = set1(factors[r]);
       for (int t = 0; t < width; t += kLanes) {
-        const Ints rounded = round_to_int(min(mul(load(x + t), factor), bound));
+        const Ints rounded = round_to_int(mul(load(x + t), factor));  // at most kLargestWeight, or not a number
         store(to + t, rounded);
       }
     }
   }
 
-  template <int ROWS>
-  void sum_rows(int row, int tokens) {
-    constexpr int kVectors = vectors_for(ROWS);
-    const int end = columns_.end;
-    int d = columns_.begin;
-    for (; d + kVectors * kLanes <= end; d += kVectors * kLanes) sum_columns<ROWS, kVectors>(row, tokens, d);
-    for (; d < end; d += kLanes) sum_columns<ROWS, 1>(row, tokens, d);
-  }
-
- private:
+ protected:
   // Rounds row r to bytes at `to`. Its groups of four bytes are `stride` apart. A row that is too small to divide by
   // becomes zeros. If any number is not finite, the scale is NaN.
   void round_query(int r, int8_t* to, size_t stride) {
-    const float* const x = rows_.query<float>(r);
+    const float* const x = rows_.template query<float>(r);
     F largest = zero(), poison = zero();
     for (int i = 0; i < dim_; i += kLanes) {
       largest = max(abs(load(x + i)), largest);
@@ -134,6 +98,77 @@ class ByteProducts : public ElementReader<int8_t> {
     q_sums_[r] = hsum(total);
   }
 
+  // The weights of these rows. The weights of all rows of the task are kept only if V is spread.
+  uint8_t* weights(int row) const { return spread_ ? weights_ + row * kAttentionTile : weights_; }
+
+  int8_t* const q_;
+  float* const q_scales_;       // [rows]
+  int32_t* const q_sums_;       // [rows]
+  uint8_t* const weights_;      // [kRows, or all rows if V is spread, kAttentionTile]
+  float* const weight_scales_;  // [rows], for this tile
+
+ private:
+  static constexpr int kPadded = (kRows + kLanes - 1) / kLanes * kLanes;
+  float tops_[kPadded] = {}, poisons_[kPadded] = {};
+};
+
+// A block's K or V: the first column for these products, and the distance to a later block that is prefetched, as in
+// Columns.
+struct ByteColumns {
+  const int8_t* start;
+  ptrdiff_t ahead;  // bytes
+};
+
+template <typename Ints>
+class ByteProducts : public RoundedRows<ElementReader<int8_t>, Ints> {
+ public:
+  using Base = RoundedRows<ElementReader<int8_t>, Ints>;
+  using Base::ahead, Base::columns_, Base::dim_, Base::head, Base::k_scales_, Base::q_, Base::q_scales_, Base::q_sums_,
+      Base::rescale_, Base::rows_at_once, Base::scores, Base::spread_, Base::sums_, Base::values_, Base::weight_scales_,
+      Base::weights;
+
+  ByteProducts(const AttentionArgs& args, const Rows& rows, Scratch& scratch) : Base(args, rows, scratch, rows.dim) {
+    // For each set of rows computed at once: [dim / 4][rows][4].
+    for (int begin = 0, count; begin < rows.count; begin += count) {
+      count = rows_at_once(rows.count - begin);
+      for (int r = 0; r < count; ++r) this->round_query(begin + r, q_ + size_t(begin) * dim_ + r * kQuad, count * kQuad);
+    }
+  }
+
+  template <int ROWS, int VECTORS>
+  void score_vectors(int row, int first) {
+    ByteColumns columns[VECTORS];
+#pragma GCC unroll 4
+    for (int v = 0; v < VECTORS; ++v) {
+      const int block = (first + v) / kBlockVectors;
+      columns[v] = {head(block).k + (first + v) % kBlockVectors * kLanes * kQuad, row == 0 ? ahead(block) : 0};
+    }
+    const int8_t* const q = q_ + size_t(row) * dim_;
+    Ints acc[ROWS][VECTORS];
+    clear(acc);
+    dot(columns, kBlockTokens * kQuad, dim_ / kQuad, acc, [&](Ints sum, Bytes k, int step, int r) {
+      return dot_quads(sum, as_quads(sub(k, kQuadZero)), q + (step * ROWS + r) * kQuad);
+    });
+    repeat<ROWS>([&](auto r) __attribute__((always_inline)) {
+      const Ints correction = set1_int(-kQuadZero * q_sums_[row + r]);
+      const F scale = set1(q_scales_[row + r]);
+      repeat<VECTORS>([&](auto v) __attribute__((always_inline)) {
+        const F k_scales = load(k_scales_ + (first + v) * kLanes);
+        store(scores(r) + (first + v) * kLanes, mul(to_floats(add(acc[r][v], correction)), mul(scale, k_scales)));
+      });
+    });
+  }
+
+  template <int ROWS>
+  void sum_rows(int row, int tokens) {
+    constexpr int kVectors = vectors_for(ROWS);
+    const int end = columns_.end;
+    int d = columns_.begin;
+    for (; d + kVectors * kLanes <= end; d += kVectors * kLanes) sum_columns<ROWS, kVectors>(row, tokens, d);
+    for (; d < end; d += kLanes) sum_columns<ROWS, 1>(row, tokens, d);
+  }
+
+ private:
   template <int ROWS, int VECTORS>
   TW_INLINE void clear(Ints (&acc)[ROWS][VECTORS]) {
     repeat<ROWS>([&](auto r) __attribute__((always_inline)) {
@@ -165,9 +200,6 @@ class ByteProducts : public ElementReader<int8_t> {
     });
   }
 
-  // The weights of these rows. The weights of all rows of the task are kept only if V is spread.
-  uint8_t* weights(int row) const { return spread_ ? weights_ + row * kAttentionTile : weights_; }
-
   template <int ROWS, int VECTORS>
   void sum_columns(int row, int tokens, int d) {
     Ints acc[ROWS][VECTORS];
@@ -179,7 +211,7 @@ class ByteProducts : public ElementReader<int8_t> {
           spread_ ? spread_ + t * kSpreadValues + (d - columns_.begin) * kQuad : head(block).v_element(0, d);
       ByteColumns columns[VECTORS];
 #pragma GCC unroll 4
-      for (int i = 0; i < VECTORS; ++i) columns[i] = {v + i * kLanes * kQuad, spread_ ? 0 : ahead(block)};
+      for (int i = 0; i < VECTORS; ++i) columns[i] = {v + i * kLanes * kQuad, spread_ || row ? 0 : ahead(block)};
       const uint8_t* const w = weights(row) + t;
       dot(columns, step_stride, kBlockTokens / kQuad, acc, [&](Ints sum, Bytes values, int step, int r) {
         return dot_quads(sum, w + step * kQuad + r * kAttentionTile, as_quads(values));
@@ -194,12 +226,8 @@ class ByteProducts : public ElementReader<int8_t> {
       });
     });
   }
-
-  int8_t* const q_;             // for each set of rows computed at once: [dim / 4][rows][4]
-  float* const q_scales_;       // [rows]
-  int32_t* const q_sums_;       // [rows]
-  uint8_t* const weights_;      // [kTileRows, or all rows if V is spread, kAttentionTile]
-  float* const weight_scales_;  // [rows], for this tile
 };
+
+using Int8VectorProducts = std::conditional_t<kDotsBytes, ByteProducts<I>, ElementProducts<int8_t>>;
 
 }  // namespace tidewheel::TW_ISA

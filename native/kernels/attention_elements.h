@@ -9,7 +9,7 @@ namespace tidewheel::TW_ISA {
 constexpr int kSpreadValues = 64;
 
 // VECTORS vectors of K or V, which advance by a stride at each step, and the distance to a later block that is
-// prefetched.
+// prefetched: 0 but for a task's first rows, because the other rows read the same memory.
 template <typename T, int VECTORS>
 struct Columns {
   const T* start[VECTORS];
@@ -114,7 +114,7 @@ class ElementProducts : public ElementReader<T> {
     for (int v = 0; v < VECTORS; ++v) {
       const int block = (first + v) / kBlockVectors;
       columns.start[v] = head(block).k + (first + v) % kBlockVectors * kLanes * kStep;
-      columns.ahead[v] = ahead(block);
+      columns.ahead[v] = row == 0 ? ahead(block) : 0;
 #pragma GCC unroll 16
       for (int r = 0; r < ROWS; ++r) acc[r][v] = zero();
     }
@@ -131,13 +131,15 @@ class ElementProducts : public ElementReader<T> {
     return x;
   }
 
-  void put_weights(int index, int row, int t, F p) {
+  Q* begin_row(int index, int row) { return weights(row - index) + index * kAttentionTile; }
+  void put_weights(Q* row, int t, F p) {
     // If the weight is 0, the scale may be NaN, because the row does not see the token or the slot holds old content of
     // the block.
     if constexpr (kHasScales<T>) p = keep_if(mul(p, load(v_scales_ + t)), p, set1(0x1p-126f));
     if constexpr (kLoadedUnit<T> != 1.0f) p = mul(p, set1(kLoadedUnit<T>));
-    store(weights(row - index) + index * kAttentionTile + t, p);
+    store(row + t, p);
   }
+  void end_row(const Q*, int) {}
   void end_weights(int, int, int) {}
 
   template <int ROWS>
@@ -185,7 +187,7 @@ class ElementProducts : public ElementReader<T> {
 #pragma GCC unroll 4
       for (int i = 0; i < VECTORS; ++i) {
         columns.start[i] = v + i * kLanes * kStep;
-        columns.ahead[i] = SPREAD ? 0 : ahead(block);
+        columns.ahead[i] = SPREAD || row ? 0 : ahead(block);
       }
       contract<T, ROWS, VECTORS>(w + t, kAttentionTile, columns, step_stride, steps, acc);
       if constexpr (kStep == 2) {

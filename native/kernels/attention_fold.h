@@ -17,16 +17,27 @@ class Fold {
   }
 
   void add(const Partial& split) {
-    for (int r = 0; r < rows_.count; ++r) {
-      if (split.maximum[r] == -kInfinity) continue;
-      const float maximum = std::max(result_.maximum[r], split.maximum[r]);
-      const float old_factor = exp2(result_.maximum[r] - maximum), factor = exp2(split.maximum[r] - maximum);
-      result_.maximum[r] = maximum;
-      result_.total[r] = result_.total[r] * old_factor + split.total[r] * factor;
-      float* sums = result_.sums + size_t(r) * rows_.values;
-      const float* more = split.sums + size_t(r) * rows_.values;
-      for (int d = 0; d < rows_.values; d += kLanes) {
-        store(sums + d, fma(load(sums + d), set1(old_factor), mul(load(more + d), set1(factor))));
+    for (int row = 0; row < rows_.count; row += kLanes) {
+      const int count = std::min(rows_.count - row, kLanes);
+      float old_factors[kLanes] = {}, factors[kLanes] = {};
+      for (int i = 0; i < count; ++i) {
+        float& last = result_.maximum[row + i];
+        const float maximum = std::max(last, split.maximum[row + i]);
+        old_factors[i] = last - maximum, factors[i] = split.maximum[row + i] - maximum;
+        last = maximum;
+      }
+      store(old_factors, exp2(load(old_factors)));
+      store(factors, exp2(load(factors)));
+      for (int i = 0; i < count; ++i) {
+        const int r = row + i;
+        if (split.maximum[r] == -kInfinity) continue;
+        result_.total[r] = result_.total[r] * old_factors[i] + split.total[r] * factors[i];
+        float* sums = result_.sums + size_t(r) * rows_.values;
+        const float* more = split.sums + size_t(r) * rows_.values;
+        const F old_factor = set1(old_factors[i]), factor = set1(factors[i]);
+        for (int d = 0; d < rows_.values; d += kLanes) {
+          store(sums + d, fma(load(sums + d), old_factor, mul(load(more + d), factor)));
+        }
       }
     }
   }

@@ -1,13 +1,12 @@
 // Attention with int8 K and V.
-#include "kernels/attention_bytes.h"
-#include "kernels/attention_elements.h"
+#include "attention_products.h"
 #include "kernels/attention_split.h"
 
 namespace tidewheel::TW_ISA {
 
 template <>
 struct ProductsOf<int8_t> {
-  using Type = std::conditional_t<kDotsBytes, ByteProducts<I>, ElementProducts<int8_t>>;
+  using Type = Int8Products;
 };
 
 template void attention<int8_t, Cached<int8_t>::Query, Cached<int8_t>::kStep, kTileRows>(const AttentionArgs&);

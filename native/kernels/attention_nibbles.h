@@ -63,7 +63,9 @@ class NibbleProducts : public Products {
 
   F adjusted(F x, int, int) const { return x; }
 
-  void put_weights(int index, int, int t, F p) { store(weights_ + index * kAttentionTile + t, p); }
+  float* begin_row(int index, int) { return weights_ + index * kAttentionTile; }
+  void put_weights(float* row, int t, F p) { store(row + t, p); }
+  void end_row(const float*, int) {}
   void end_weights(int, int, int) {}
 
   template <int ROWS>

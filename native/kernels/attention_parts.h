@@ -19,18 +19,42 @@ constexpr int kTileBlocks = kAttentionTile / kBlockTokens;
 constexpr int kBlockVectors = kBlockTokens / kLanes;
 constexpr int kPrefetchBlocks = 8;
 
-// 2^x for x up to about 0, to 2 ulp; 0 below 2^-126.5, minus infinity included. Among the polynomials of its degree
-// that give 1 at 0, this one has the smallest relative error over [-1/2, 1/2].
+// Added to a float below 2^22, it rounds that to an integer, which the lowest bits of the sum hold.
+constexpr float kToInteger = 0x1.8p23f;
+
+// x * 2^n, where `shifted` is n + kToInteger. The result must be a normal number; 1 * 2^-127 gives 0.
+TW_INLINE F times_pow2(F x, F shifted) {
+  using Words [[gnu::vector_size(sizeof(F))]] = uint32_t;
+  Words bits, exponent;
+  std::memcpy(&bits, &x, sizeof bits);
+  std::memcpy(&exponent, &shifted, sizeof exponent);
+  bits += exponent << 23;
+  std::memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
+// 2^x for x up to about 0; 0 from -127 down, minus infinity included, and for NaN. With DEGREE 5 the error is 2 ulp, with
+// 4 it is 3e-6 of the result. Among the polynomials of their degree that give 1 at 0, these have the smallest relative
+// error over [-1/2, 1/2].
+template <int DEGREE = 5>
 TW_INLINE F exp2(F x) {
+  static_assert(DEGREE == 4 || DEGREE == 5);
   x = max(x, set1(-127.0f));
-  const F n = round(x), r = sub(x, n);
-  F p = set1(1.3264727e-3f);
-  p = fma(p, r, set1(9.6715130e-3f));
-  p = fma(p, r, set1(5.5507336e-2f));
-  p = fma(p, r, set1(2.4022242e-1f));
-  p = fma(p, r, set1(6.9314700e-1f));
-  p = fma(p, r, set1(1.0f));
-  return mul(p, pow2(n));  // for n = -127 the exponent field of pow2(n) is 0
+  const F shifted = add(x, set1(kToInteger)), r = sub(x, sub(shifted, set1(kToInteger)));
+  F p;
+  if constexpr (DEGREE == 5) {
+    p = set1(1.3264727e-3f);
+    p = fma(p, r, set1(9.6715130e-3f));
+    p = fma(p, r, set1(5.5507336e-2f));
+    p = fma(p, r, set1(2.4022242e-1f));
+    p = fma(p, r, set1(6.9314700e-1f));
+  } else {
+    p = set1(9.5828535e-3f);
+    p = fma(p, r, set1(5.5906428e-2f));
+    p = fma(p, r, set1(2.4024099e-1f));
+    p = fma(p, r, set1(6.9312419e-1f));
+  }
+  return times_pow2(fma(p, r, set1(1.0f)), shifted);
 }
 
 TW_INLINE float exp2(float x) {
@@ -157,8 +181,9 @@ TW_INLINE void repeat(Body&& body) {
 // - score_vectors<ROWS, VECTORS>(row, first), which writes the dot products of rows with K of the tile's tokens, from
 //   vector `first` on; or score_blocks(rows, row, blocks), which does so for the tile's first blocks at once;
 // - adjusted(products, row, t): the scores before `scale`, and kAdjusts: false if the scores are the products;
-// - put_weights(index, row, t, weights), which takes weights of one row (`index` is its index among the rows whose
-//   weights are computed at a time), and end_weights(rows, row, width), called after the weights of all these rows;
+// - begin_row(index, row), called before a row's weights (`index` is its index among the rows whose weights are computed
+//   at a time), put_weights(state, t, weights), which takes some of them (`state` is what begin_row returned),
+//   end_row(state, index), called after all of them, and end_weights(rows, row, width), after those of all these rows;
 // - sum_rows<ROWS>(row, tokens), or with score_blocks sum_rows(rows, row, tokens), which rescales the sums and adds
 //   weighted V;
 // - kSpreads: whether it supports V that is a part of K. Then each_columns(tokens, sum) calls `sum` for all of V.
@@ -171,7 +196,11 @@ class Products {
 
   Products(const AttentionArgs& args, const Rows& rows, Scratch& scratch, int height = kRows)
       : args_(args), rows_(rows), dim_(rows.dim), values_(rows.values), stored_values_(args.heads.stored_values()),
-        scores_(scratch.take<float>(height * kAttentionTile)), rescale_(scratch.take<float>(rows.count)) {}
+        scores_(scratch.take<float>(height * kAttentionTile)), rescale_(scratch.take<float>(rows.count)),
+        num_blocks_((rows.end() + kBlockTokens - 1) / kBlockTokens) {}
+
+  // The task ends with the KV split before this token.
+  void end_at(int token) { num_blocks_ = std::min(num_blocks_, token / kBlockTokens); }
 
   // The scores of the row with that index.
   float* scores(int index) const { return scores_ + index * kAttentionTile; }
@@ -202,12 +231,13 @@ class Products {
   float* sums_ = nullptr;  // [rows, values]
 
  private:
+  int num_blocks_;  // the end of what the task reads
+
   // Blocks are scattered in memory, so hardware prefetchers cannot predict the next one. Only the block tables know it.
   ptrdiff_t ahead_of(int block) const {
     const NextBlocks& next = args_.next;
-    const int count = (rows_.end() + kBlockTokens - 1) / kBlockTokens;
-    const int wanted = block + std::min(count, kPrefetchBlocks), beyond = wanted - count;
-    int there = args_.block_table[std::min(wanted, count - 1)];
+    const int wanted = block + std::min(num_blocks_, kPrefetchBlocks), beyond = wanted - num_blocks_;
+    int there = args_.block_table[std::min(wanted, num_blocks_ - 1)];
     ptrdiff_t offset = 0;
     if (beyond >= 0 && next.count) {
       there = next.block_table[std::min(beyond, next.count - 1)];

@@ -27,6 +27,12 @@ class KvSplit {
       : args_(args), rows_(args), products_(args, rows_, scratch), scale_(args.scale * kLoadedUnit<T>),
         adjusts_(P::kAdjusts || args.softcap != 0 || args.alibi_slopes || args.distance_bias || args.position_scores.rows) {}
 
+  // For a task that is one KV split.
+  void run_alone(int split, Partial result) {
+    products_.end_at((split + 1) * kKvSplit);
+    run(split, result);
+  }
+
   void run(int split, Partial result) {
     result_ = result;
     products_.begin_split(result);
@@ -59,6 +65,8 @@ class KvSplit {
 
  private:
   using P = typename ProductsOf<T>::Type;
+  // Weights that are rounded afterwards, or multiply what was rounded, need no better powers.
+  static constexpr int kDegree = Cached<T>::kType == CacheType::kFloat32 ? 5 : 4;
 
   // Visits all rows, some at a time.
   template <typename Visit>
@@ -128,11 +136,13 @@ class KvSplit {
       const float* const s = products_.scores(r);
       F sum = zero();
       const F shift = set1(maximum[r] == -kInfinity ? 0.0f : -maximum[r]);  // a row that saw nothing gets weights of 0
+      auto weights = products_.begin_row(r, row + r);
       for (int t = 0; t < width; t += kLanes) {
-        const F p = exp2(fma(load(s + t), factor, shift));
+        const F p = exp2<kDegree>(fma(load(s + t), factor, shift));
         sum = add(sum, p);
-        products_.put_weights(r, row + r, t, p);
+        products_.put_weights(weights, t, p);
       }
+      products_.end_row(weights, r);
       result_.total[row + r] = result_.total[row + r] * rescale[r] + hsum(sum);
     }
   }
@@ -233,7 +243,7 @@ template <typename T, typename Query, int STEP, int TILE_ROWS>
 void attention_split(const AttentionArgs& args, int split, float* partial) {
   Scratch scratch(args.scratch);
   const Rows rows(args);
-  KvSplit<T>(args, scratch).run(split, {partial, rows.count, rows.values});
+  KvSplit<T>(args, scratch).run_alone(split, {partial, rows.count, rows.values});
 }
 
 }  // namespace tidewheel::TW_ISA

@@ -81,7 +81,7 @@ constexpr int kBlockTokens = 16;
 // ascending order: who computed them, and when, cannot show in the result.
 constexpr int kAttentionTile = 128;
 constexpr int kKvSplit = 512;
-constexpr int kAttentionRows = 48;  // query rows (tokens x heads of a group) of one attention task, at most
+constexpr int kAttentionRows = 96;  // query rows (tokens x heads of a group) of one attention task, at most
 
 // kGeluQuick: x * sigmoid(1.702 x), kRelu2: relu(x)^2
 enum class Activation : int { kSilu = 0, kGelu = 1, kGeluTanh = 2, kRelu = 3, kRelu2 = 4, kGeluQuick = 5 };

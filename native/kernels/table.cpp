@@ -15,10 +15,11 @@ size_t attention_scratch_bytes(const Heads& heads) {
   const int tokens = std::max(1, kAttentionRows / heads.group());
   const size_t rows = size_t(tokens) * heads.group();
   const size_t spread = heads.values_in_keys() ? kAttentionTile * (kSpreadValues + rows) : 0;
-  const size_t last_block = kBlockTokens * std::max(heads.padded_values(), kSpreadValues) / 2;
-  constexpr int kRows = std::max(kTileRows, BFloat16Products::kRows);
-  return sizeof(float) * (rows * heads.padded_dim() + (3 * kRows + 2) * kAttentionTile + 4 * rows +
-                          2 * heads.partial_floats(tokens) + spread + last_block) + 14 * 64;
+  // What tiles copy of K and V: two bytes an element.
+  const size_t copied = kAttentionTile * (32 + size_t(heads.stored_values())) / 2;
+  constexpr int kRows = std::max({kTileRows, BFloat16Products::kRows, Int8Products::kRows});
+  return sizeof(float) * (rows * (heads.padded_dim() + 16) + (3 * kRows + 2) * kAttentionTile + 4 * rows +
+                          2 * heads.partial_floats(tokens) + spread + copied) + 14 * 64;
 }
 
 }  // namespace

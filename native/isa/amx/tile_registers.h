@@ -39,7 +39,11 @@ template <int C, int A, int B>
 TW_INLINE void tdpbssd() {
   asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(A), "i"(B));
 }
-// The same for bytes, with those of B unsigned.
+// The same for bytes, with those of A unsigned, or those of B.
+template <int C, int A, int B>
+TW_INLINE void tdpbusd() {
+  asm volatile("tdpbusd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(A), "i"(B));
+}
 template <int C, int A, int B>
 TW_INLINE void tdpbsud() {
   asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(A), "i"(B));

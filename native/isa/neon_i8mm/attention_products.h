@@ -4,7 +4,7 @@
 // through the inputs of each output in order, so a row's result is the same alone and in any pair.
 #pragma once
 
-#include "kernels/attention_elements.h"
+#include "kernels/attention_bytes.h"
 
 namespace tidewheel::TW_ISA {
 
@@ -29,7 +29,7 @@ class MatrixProducts : public ElementReader<bf16> {
     for (int v = 0; v < VECTORS; ++v) {
       const int block = (first + v) / kBlockVectors;
       columns.start[v] = head(block).k + (first + v) % kBlockVectors * kLanes * 2;
-      columns.ahead[v] = ahead(block);
+      columns.ahead[v] = row == 0 ? ahead(block) : 0;
     }
     Sums<ROWS, VECTORS> sums;
     sums.each([](int, int, float32x4_t& low, float32x4_t& high) __attribute__((always_inline)) {
@@ -43,7 +43,9 @@ class MatrixProducts : public ElementReader<bf16> {
 
   F adjusted(F x, int, int) const { return x; }
 
-  void put_weights(int index, int row, int t, F p) { store(unit(weights(row - index), kAttentionTile, index, t), p); }
+  bf16* begin_row(int index, int row) { return unit(weights(row - index), kAttentionTile, index, 0); }
+  void put_weights(bf16* row, int t, F p) { store(row + 2 * t, p); }
+  void end_row(const bf16*, int) {}
   void end_weights(int, int, int) {}
 
   template <int ROWS>
@@ -170,7 +172,7 @@ class MatrixProducts : public ElementReader<bf16> {
 #pragma GCC unroll 4
       for (int i = 0; i < VECTORS; ++i) {
         columns.start[i] = v + i * kLanes * 2;
-        columns.ahead[i] = SPREAD ? 0 : ahead(block);
+        columns.ahead[i] = SPREAD || row ? 0 : ahead(block);
       }
       multiply(sums, w + t * 2, kAttentionTile, columns, stride, units);
       if (const int rest = count % kUnit) {
@@ -193,5 +195,6 @@ class MatrixProducts : public ElementReader<bf16> {
 };
 
 using BFloat16Products = MatrixProducts;
+using Int8Products = Int8VectorProducts;
 
 }  // namespace tidewheel::TW_ISA

@@ -29,6 +29,10 @@ void tdpbssd() {
   tile_model::tdpbssd(C, A, B);
 }
 template <int C, int A, int B>
+void tdpbusd() {
+  tile_model::tdpbusd(C, A, B);
+}
+template <int C, int A, int B>
 void tdpbsud() {
   tile_model::tdpbsud(C, A, B);
 }
