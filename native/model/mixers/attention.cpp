@@ -208,6 +208,15 @@ AttentionArgs Attention::arguments(const Worker& worker, const Step& step, const
           disentangled_ ? disentangled_->scores(step, task, kv_head) : PositionScores{}};
 }
 
+// The blocks that a unit of this layer reads.
+NextBlocks Attention::blocks_of(const Step& step, const AttentionTasks::Unit& unit) const {
+  const AttentionTask& task = context_.attention.tasks.task(unit.task);
+  const int window = this->window(step, task), position = step.positions[task.token_begin];
+  const int begin = std::max(unit.split * kKvSplit, window ? std::max(position + 1 - window, 0) : 0) / kBlockTokens;
+  const int end = task.split() ? std::min(task.context, (unit.split + 1) * kKvSplit) : task.context;
+  return {block_table(step, task.sequence) + begin, std::max((end + kBlockTokens - 1) / kBlockTokens - begin, 0)};
+}
+
 void Attention::attend_to_prefixes(Worker& worker, const Step& step) const {
   const AttentionState& state = context_.attention;
   const CommonPrefixes& prefixes = state.tasks.prefixes(plan_.cache_group);
@@ -231,18 +240,22 @@ void Attention::attend(Worker& worker, const Step& step) const {
   const Range own = cache().heads(worker.group(), layer_);
   const int kv_heads = own.size();
   const auto units = state.tasks.units();
-  const int64_t count = static_cast<int64_t>(units.size()) * kv_heads;
+  const int64_t num_units = static_cast<int64_t>(units.size()), count = num_units * kv_heads;
+  // Tasks of many tokens read the same K and V one after the other. Head by head, they find them in the second-level cache.
+  // Single tokens read all heads, which lie side by side, once.
+  const bool by_head = num_units > 0 && state.tasks.task(units.front().task).num_tokens > 1;
+  const auto unit_at = [&](int64_t i) -> const AttentionTasks::Unit& { return units[by_head ? i % num_units : i / kv_heads]; };
+  const auto head_at = [&](int64_t i) { return static_cast<int>(by_head ? i / num_units : i % kv_heads); };
   const ptrdiff_t head_bytes = static_cast<ptrdiff_t>(heads_.head_bytes(state.cache_type));
   worker.share_in_group(count, 1, [&](int64_t i, int64_t) {
-    const AttentionTasks::Unit& unit_of_work = units[i / kv_heads];
+    const AttentionTasks::Unit& unit_of_work = unit_at(i);
     const AttentionTask& task = state.tasks.task(unit_of_work.task);
-    const int kv_head = own.begin + static_cast<int>(i % kv_heads);
+    const int kv_head = own.begin + head_at(i);
     AttentionArgs args = arguments(worker, step, task, kv_head);
     // The group's workers take units roughly in turn, so this worker's next unit is probably group_size() further.
     if (const int64_t next = i + worker.group_size(); next < count) {
-      const AttentionTask& task_then = state.tasks.task(units[next / kv_heads].task);
-      args.next = {block_table(step, task_then.sequence),
-                   (task_then.context + kBlockTokens - 1) / kBlockTokens, (next % kv_heads - i % kv_heads) * head_bytes};
+      args.next = blocks_of(step, unit_at(next));
+      args.next.offset = (head_at(next) - head_at(i)) * head_bytes;
     }
     const int split = unit_of_work.split - args.split_begin();
     if (task.alone && !step.remembered) store(worker, step, task, task.token_begin, {kv_head, kv_head + 1});

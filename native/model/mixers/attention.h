@@ -43,6 +43,7 @@ class Attention final : public Mixer {
   void store(const Worker& worker, const Step& step, const AttentionTask& task, int token, Range kv_heads) const;
   void attend(Worker& worker, const Step& step) const;
   void attend_to_prefixes(Worker& worker, const Step& step) const;
+  NextBlocks blocks_of(const Step& step, const AttentionTasks::Unit& unit) const;
   AttentionArgs arguments(const Worker& worker, const Step& step, const AttentionTask& task, int kv_head) const;
 
   const Context& context_;
