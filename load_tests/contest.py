@@ -39,7 +39,8 @@ class Peer:
     """A program to measure. `formats` are the weights that it is measured with by default.
 
     It reads Hugging Face folders, GGUF files, or both. `preload` are libraries that its makers recommend for
-    LD_PRELOAD. Those that are found are put there. `verb` is what its runner does: run prompts, or see pictures.
+    LD_PRELOAD. Those that are found are put there. `verb` is what its runner does: run prompts, or see pictures. A peer
+    that `serves` is a server of that name in servers.py, asked over HTTP.
     """
 
     name: str
@@ -48,11 +49,13 @@ class Peer:
     reads_gguf: bool = False
     preload: tuple[str, ...] = ()
     verb: str = "run"
+    serves: bool = False
 
-    @property
-    def runner(self) -> Path:
-        """The script that its own interpreter runs."""
-        return RUNNERS / f"{self.verb}_{self.name.replace('-', '_')}.py"
+    def command(self, program: Path) -> list[str]:
+        """What runs it. `program` is the server, or the interpreter of its own environment, which runs a script."""
+        if self.serves:
+            return [sys.executable, str(RUNNERS.with_name("over_http.py")), self.name, str(program)]
+        return [str(program), str(RUNNERS / f"{self.verb}_{self.name.replace('-', '_')}.py")]
 
     def reads(self, weights: str) -> bool:
         """Whether it can read weights in this format. Names in capitals are types of GGUF files."""
@@ -64,12 +67,13 @@ class Contestant:
     """A peer with one format of weights, and its measurements: the figures of all rounds for each scenario.
 
     Those of a Scenario are tokens a second, one a round; that of READY is in seconds, and that of RESIDENT the memory
-    after the last scenario. `python` is None for a peer that is not installed.
+    after the last scenario. `program` is a server, or the Python of the peer's environment; None for a peer that is
+    not installed.
     """
 
     peer: Peer
     weights: str
-    python: Path | None
+    program: Path | None
     version: str | None = None
     figures: dict[str, list[float]] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
@@ -109,12 +113,13 @@ def run_rounds(
     """Let all contestants run in turn, in `rounds` rounds. `job_for` may raise RunError."""
     for turn in range(1, rounds + 1):
         for contestant in contestants:
-            if contestant.python is None:
-                contestant.fail(f"not run: --{contestant.peer.name} names no virtual environment")
+            if contestant.program is None:
+                what = "server" if contestant.peer.serves else "virtual environment"
+                contestant.fail(f"not run: --{contestant.peer.name} names no {what}")
                 continue
             say(f"round {turn}: {contestant.name}")
             try:
-                _run(contestant, contestant.python, job_for(contestant), timeout_s)
+                _run(contestant, contestant.program, job_for(contestant), timeout_s)
             except RunError as error:
                 contestant.fail(str(error))
 
@@ -160,10 +165,10 @@ def rate(scenario: Scenario, started: float, arrivals: list[Arrivals]) -> float:
     return decoded
 
 
-def _run(contestant: Contestant, python: Path, job: Job | PicturesJob, timeout_s: float) -> None:
+def _run(contestant: Contestant, program: Path, job: Job | PicturesJob, timeout_s: float) -> None:
     scenarios = {scenario.name: scenario for scenario in job.scenarios}
-    command = [str(python), str(contestant.peer.runner)]
-    environment = environment_of(contestant.peer, python, len(job.cpus))
+    command = contestant.peer.command(program)
+    environment = environment_of(contestant.peer, program, len(job.cpus))
     started = time.perf_counter()
     with _process(command, json.dumps(asdict(job)) + "\n", environment, timeout_s) as process:
         assert process.stdout is not None

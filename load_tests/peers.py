@@ -1,6 +1,7 @@
 """Compares Tidewheel with its peers, model by model: the same prompts on the same processors, in turn, in one table.
 
-Each peer has its own virtual environment, where a script in peer_runners/ runs it.
+Each peer has its own virtual environment, where a script in peer_runners/ runs it, or is a server, which over_http.py
+asks.
 """
 
 from __future__ import annotations
@@ -48,13 +49,17 @@ PEERS = (
     OPENVINO,
     LLAMA_CPP,
     Peer("transformers", ("bfloat16",), reads_folders=True),
+    Peer("llama-server", LLAMA_CPP.formats, reads_gguf=True, serves=True),
+    Peer("ik-llama-cpp", LLAMA_CPP.formats, reads_gguf=True, serves=True),
+    Peer("vllm-cpp", ("bfloat16",), reads_folders=True, reads_gguf=True, serves=True),
 )
 LONG_BATCH, LONG_CONTEXT = 8, 4096
 NOTES = (
     "tokens a second, medians of all rounds (least..most): of a prefill until the last prompt's first new token, "
     "of a decode while all sequences decode",
     "a ratio is above 1 where Tidewheel is the better: faster, sooner ready or smaller",
-    "ready is a loaded library, without a server around it",
+    "ready is a loaded library; llama-server, ik-llama-cpp and vllm-cpp are ready and asked over HTTP, and get prompts "
+    "of other tokens",
     "resident is the memory of an engine's processes after the last of its scenarios, mapped files included",
     f"a step takes up to {STEP_TOKENS} tokens of all prompts together; llama.cpp computes them in parts of 512",
 )
@@ -104,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run from the command line; 1 where a model cannot be read or nothing could be measured of it."""
     args = parse_args(arguments)
     results: list[Result | pictures.Result] = []
-    pythons = {peer: interpreter(getattr(args, _attribute(peer))) for peer in PEERS}
+    pythons = {peer: program_of(peer, getattr(args, _attribute(peer))) for peer in PEERS}
     pythons = {TIDEWHEEL: interpreter(args.tidewheel) or Path(sys.executable), **pythons}
     with tempfile.TemporaryDirectory() as temporary:
         keep = args.keep or Path(temporary)
@@ -200,7 +205,7 @@ class Jobs:
             weights=contestant.weights,
             options=self.args.options,
             file=None if file is None else str(file),
-            cache_gib=self._cache_gib(),
+            cache_gib=cache_gib(self.spec, self.scenarios),
             cpus=self.args.cpus,
             seed=self.args.seed,
             scenarios=self.scenarios,
@@ -219,10 +224,12 @@ class Jobs:
         run_script(command, environment, self.args.timeout)
         return file
 
-    def _cache_gib(self) -> int:
-        tokens = max(s.prompts * (s.prompt_tokens + s.new_tokens) for s in self.scenarios)
-        values = sum(2 * attention.kv_size for attention in self.spec.attentions())
-        return tokens * values * _BYTES_PER_VALUE // _GIB + 1  # blocks that are not full need some room, too
+
+def cache_gib(spec: DecoderSpec, scenarios: Sequence[Scenario]) -> int:
+    """GiB that K and V of the largest scenario take."""
+    tokens = max(s.prompts * (s.prompt_tokens + s.new_tokens) for s in scenarios)
+    values = sum(2 * attention.kv_size for attention in spec.attentions())
+    return tokens * values * _BYTES_PER_VALUE // _GIB + 1  # blocks that are not full need some room, too
 
 
 def scenarios_of(args: argparse.Namespace) -> list[Scenario]:
@@ -267,8 +274,9 @@ def parse_args(arguments: Sequence[str] | None) -> argparse.Namespace:
         f"asked about pictures; {_VISION}: all of the latter")  # fmt: skip
     for peer in (TIDEWHEEL, *PEERS):
         default = "; this interpreter's if not given" if peer is TIDEWHEEL else ""
-        add(f"--{peer.name}", type=Path, metavar="VENV", help=f"virtual environment that has {peer.name}{default}")
-        add(f"--{peer.name}-formats", type=_names, metavar="NAME,...",
+        what = "the server's program" if peer.serves else f"virtual environment that has {peer.name}{default}"
+        add(f"--{peer.name}", type=Path, metavar="PROGRAM" if peer.serves else "VENV", help=what)
+        add(f"--{peer.name}-formats", type=listed, metavar="NAME,...",
             help=f"formats of its weights; {','.join(peer.formats)} or those of --models if not given")  # fmt: skip
     add("--options", default="", metavar="TEXT", help="Tidewheel's, such as '--device graph-cpu --enforce-eager'")
     add("--llama-cpp-sources", type=Path, metavar="FOLDER",
@@ -284,7 +292,8 @@ def parse_args(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="tokens before the decoded ones")  # fmt: skip
     add("--decode-tokens", type=argument_type(positive_count), default=64, metavar="TOKENS", help="how many to decode")
     add("--long", action="store_true", help=f"decode {LONG_BATCH} sequences after {LONG_CONTEXT} tokens each, too")
-    add("--cpus", type=_cpus, default=one_per_core(), metavar="N,...", help="processors to compute on, a thread each")
+    add("--cpus", type=argument_type(processors), default=one_per_core(), metavar="N,...",
+        help="processors to compute on, a thread each")  # fmt: skip
     add("--timeout", type=float, default=1800.0, metavar="SECONDS", help="for one turn of one contestant")
     add("--seed", type=int, default=0, help="decides the prompts")
     add("--json", metavar="FILE", help="file for the result; '-': JSON in place of the table")
@@ -309,30 +318,37 @@ def interpreter(environment: Path | None) -> Path | None:
     return None if environment is None else environment / "bin/python"
 
 
+def program_of(peer: Peer, given: Path | None) -> Path | None:
+    """What runs a peer: the server, or the Python of its virtual environment."""
+    return given if peer.serves else interpreter(given)
+
+
 def say(what: str) -> None:
     """Report progress."""
     sys.stderr.write(f"{what} ...\n")
+
+
+def listed(text: str) -> list[str]:
+    """A list that commas separate."""
+    return text.split(",")
+
+
+def processors(text: str) -> list[int]:
+    """Numbers of processors. Raises ValueError for what is no number."""
+    return [int(cpu) for cpu in listed(text)]
 
 
 def _attribute(peer: Peer) -> str:
     return peer.name.replace("-", "_")
 
 
-def _names(text: str) -> list[str]:
-    return text.split(",")
-
-
 def _shapes(text: str) -> list[str]:
-    names = [name for given in _names(text) for name in (VISION_SHAPES if given == _VISION else (given,))]
+    asked = [name for given in listed(text) for name in (VISION_SHAPES if given == _VISION else (given,))]
     known = (*SHAPES, *VISION_SHAPES, _VISION)
-    for name in names:
+    for name in asked:
         if name not in known:
             raise ValueError(f"{name} is none of {', '.join(known)}")
-    return names
-
-
-def _cpus(text: str) -> list[int]:
-    return [int(cpu) for cpu in text.split(",")]
+    return asked
 
 
 if __name__ == "__main__":

@@ -189,6 +189,22 @@ def test_a_peer_that_was_not_named_is_reported_too(
     assert "over the best peer" not in shown
 
 
+def test_a_server_is_asked_over_http(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "kept/model").mkdir(parents=True)
+    (tmp_path / "kept/model/Q8_0.gguf").write_text("gguf")
+    program = tmp_path / "llama-server"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} {Path(__file__).with_name("stub_server.py")} "$@"\n')
+    program.chmod(0o755)
+    own = venv(tmp_path, "own", well(100, 100))
+    arguments = [str(model), "--tidewheel", own, "--llama-server", str(program), "--llama-server-formats", "Q8_0",
+                 "--keep", str(tmp_path / "kept"), *SIZES, "--decode-tokens", "40", "--json", "-"]  # fmt: skip
+    assert peers.main(arguments) == 0
+    (result,) = json.loads(capsys.readouterr().out)
+    (server,) = (c for c in result["contestants"] if c["peer"]["name"] == "llama-server")
+    assert server["version"] == "b7"
+    assert {"start to ready", "prefill 2x10"} <= server["figures"].keys()
+
+
 def test_gguf_files_are_made_once_or_asked_for(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     own, openvino = venv(tmp_path, "own", well(100, 100)), venv(tmp_path, "openvino", well(100, 100))
     folder = tmp_path / "kept" / "model"
