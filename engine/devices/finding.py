@@ -157,7 +157,8 @@ def find(name: str, root: Path = _ROOT, environ: Mapping[str, str] = os.environ)
 
 
 def is_there(name: str, root: Path = _ROOT, environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether anything says that this machine is meant for such an accelerator: a device node, or its own package.
+    """Whether anything says that this machine is meant for such an accelerator: a device node, or its own package and
+    hardware without a node.
 
     A GPU of AMD or Intel counts only where torch is built for it. This takes a fraction of a millisecond, for starts on
     machines that have none.
@@ -167,7 +168,7 @@ def is_there(name: str, root: Path = _ROOT, environ: Mapping[str, str] = os.envi
     kind = _KINDS[name]
     if any(_nodes(name, root)):
         return name not in _IN_PROCESSORS or _is_right_torch(kind)
-    return kind.own is not None and _is_installed(kind.own)
+    return kind.own is not None and _is_installed(kind.own) and _is_built_in(kind, root)
 
 
 def require(name: str) -> None:
@@ -272,8 +273,7 @@ def _versions(kind: _Kind) -> list[str]:
 
 def _missing_hardware(kind: _Kind, nodes: tuple[str, ...], root: Path) -> list[str]:
     if not nodes:
-        devices = root / "sys/bus/pci/devices"
-        there = any(re.match(kind.pci, _identity(devices / device)) for device in _listed(devices))
+        there = _is_built_in(kind, root)
         if there and kind.drivers and not any((root / "sys/module" / driver).exists() for driver in kind.drivers):
             driver = kind.drivers[0]
             return [f"the hardware is present, but its driver is not: install it on the host, then modprobe {driver}"]
@@ -284,6 +284,12 @@ def _missing_hardware(kind: _Kind, nodes: tuple[str, ...], root: Path) -> list[s
         node = closed[0]
         return [f"user {os.getuid()} may not open {node}: docker run --group-add $(stat -c %g {node}), or as root"]
     return []
+
+
+def _is_built_in(kind: _Kind, root: Path) -> bool:
+    """Whether one of the machine's PCI functions is of this kind, even if it has no node."""
+    devices = root / "sys/bus/pci/devices"
+    return any(re.match(kind.pci, _identity(devices / device)) for device in _listed(devices))
 
 
 def _may_open(path: str) -> bool:

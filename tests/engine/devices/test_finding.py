@@ -207,7 +207,16 @@ MENDED = [
 def test_a_missing_node(machine: Machine, packages: Path, name: str, missing: str) -> None:
     install(packages)
     assert find(name, machine.root, {}).missing == (missing,)
-    assert is_there(name, machine.root, {}) == (name not in ("cuda", "rocm", "xpu"))  # torch is for others, too
+    assert not is_there(name, machine.root, {})
+
+
+@pytest.mark.parametrize(("name", "identity"), [("cuda", NVIDIA), ("hpu", GAUDI), ("neuron", NEURON), ("tpu", TPU)])
+def test_hardware_without_a_node_counts_where_its_own_package_is(
+    machine: Machine, packages: Path, name: str, identity: tuple[str, str]
+) -> None:
+    machine.function("sys/bus/pci/devices/0000:00:1e.0", identity)
+    install(packages)
+    assert is_there(name, machine.root, {}) == (name != "cuda")  # torch is for others, too
 
 
 @pytest.mark.parametrize(
