@@ -16,23 +16,26 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpy.typing import NDArray
 
 from ..grouped_weights import IN_FOUR_BITS, RUN, GroupedMatrix, Values
-from .grouped_kernel import Tiles, multiply, tiles_of
+from .grouped_kernel import Blocks, Tiles, multiply, tiles_of
 from .mesh import AXIS
+
+_FEWEST_ROWS, _MOST_ROWS = 16, 256  # of one expert that the kernel computes together
 
 
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=["codes", "scales", "minima", "order"],
-    meta_fields=["values", "inputs", "group_size", "middle", "table", "is_table", "dtype", "divided", "mesh"],
+    meta_fields=["values", "inputs", "group_size", "middle", "table", "is_table", "halved", "dtype", "divided", "mesh"],
 )
 @dataclass(frozen=True, slots=True)
 class Grouped:
     """A matrix `[N, K]`. A weight is `value * scale - minimum` in float32, rounded to `dtype`.
 
     `codes` are `[K, N]`, or `[ceil(K / RUN) * RUN / 2, N]` if they have 4 bits, `scales` and `minima`
-    `[ceil(K / group_size), N]`. Of what `is_table`, which is looked up by rows, all are transposed. Stacks have one
-    dimension more, the first. Codes are int8, even if their bits have no sign. `divided` says what several chips have a
-    part of.
+    `[ceil(K / group_size), N]`, or if `halved` `[2, K / group_size / 2, N]`: those of the codes' low halves, then those
+    of their high halves, as the kernel reads them. Of what `is_table`, which is looked up by rows, all are transposed.
+    Stacks have one dimension more, the first. Codes are int8, even if their bits have no sign. `divided` says what
+    several chips have a part of.
     """
 
     codes: jax.Array
@@ -45,6 +48,7 @@ class Grouped:
     middle: int
     table: tuple[float, ...] | None
     is_table: bool
+    halved: bool
     dtype: str
     divided: Literal["outputs", "inputs"] | None
     mesh: Mesh
@@ -58,6 +62,25 @@ class Grouped:
         scales, minima = (None if array is None else array.reshape(-1) for array in (self.scales, self.minima))
         y = self._dot(x, self._numbers().astype(self.dtype)) * scales
         return y if minima is None else y - x.astype(jnp.float32).sum(-1, keepdims=True) * minima
+
+    def multiply_stack(self, x: jax.Array, expert: jax.Array, sizes: jax.Array) -> jax.Array:
+        """Each row of `x [N, K]` with the matrix of its expert in the stack, in float32, `[N, outputs]`.
+
+        `expert [N]` is ascending, and `sizes [count]` says how many rows each has. Rows of no expert, the last, get
+        anything. Codes are a chip's own part.
+        """
+        x = self.ordered(x.astype(self.dtype))
+        count, rows, outputs = self.codes.shape
+        size = min(max(1 << (-(-len(x) // count) - 1).bit_length(), _FEWEST_ROWS), _MOST_ROWS)
+        tiles = None
+        if self._has_kernel:
+            in_four = self.values in IN_FOUR_BITS
+            inputs = self._inputs_of(rows)
+            tiles = tiles_of(size, rows, outputs, inputs, self.group_size, in_four=in_four)
+        if tiles is None:
+            precision = lax.Precision.HIGHEST if self.dtype == "float32" else None
+            return lax.ragged_dot(x, self.stack(), sizes, precision=precision, preferred_element_type=jnp.float32)
+        return self._stack_by_kernel(x, expert, sizes, tiles)
 
     def ordered(self, x: jax.Array) -> jax.Array:
         """`x [T, K]` with its inputs in the stored order."""
@@ -86,7 +109,7 @@ class Grouped:
 
     def _tiles(self, num_tokens: int) -> Tiles | None:
         """How a chip's kernel divides its part of a product; None: XLA computes it."""
-        if self.mesh.devices.flat[0].platform != "tpu" or self.dtype != "bfloat16":
+        if not self._has_kernel:
             return None
         (rows, outputs), inputs = self.codes.shape, self.inputs
         if self.divided == "outputs":
@@ -95,13 +118,39 @@ class Grouped:
             rows, inputs = rows // self.mesh.size, inputs // self.mesh.size
         return tiles_of(num_tokens, rows, outputs, inputs, self.group_size, in_four=self.values in IN_FOUR_BITS)
 
+    def _stack_by_kernel(self, x: jax.Array, expert: jax.Array, sizes: jax.Array, tiles: Tiles) -> jax.Array:
+        """Rows are put into blocks of `tiles.tokens` rows of one expert, of which the last is filled partly."""
+        size, count = tiles.tokens, min(len(x), len(x) // tiles.tokens + len(sizes))
+        ends = jnp.cumsum(-(-sizes // size))  # of each expert's blocks
+        first_rows, first_blocks = jnp.cumsum(sizes) - sizes, ends - -(-sizes // size)
+        block = jnp.minimum(jnp.arange(count), jnp.maximum(ends[-1] - 1, 0))
+        experts = jnp.minimum(jnp.searchsorted(ends, block, side="right"), len(sizes) - 1)
+        within = (block - first_blocks[experts])[:, None] * size + jnp.arange(size)
+        row = jnp.where(within < sizes[experts, None], first_rows[experts, None] + within, 0)
+        y = multiply(
+            x[row.reshape(-1)],
+            self.codes,
+            self.scales,
+            self.minima,
+            self.meanings,
+            tiles,
+            in_four=self.values in IN_FOUR_BITS,
+            of_tokens=Blocks(experts.astype(jnp.int32), ends[-1:].astype(jnp.int32)),
+        )
+        own = jnp.minimum(expert, len(sizes) - 1)
+        return y[first_blocks[own] * size + jnp.arange(len(x)) - first_rows[own]]
+
+    @property
+    def _has_kernel(self) -> bool:
+        return self.mesh.devices.flat[0].platform == "tpu" and self.dtype == "bfloat16"
+
     def _by_kernel(self, x: jax.Array) -> jax.Array:
         tiles = self._tiles(len(x))
         assert tiles is not None
 
         def on_chip(x: jax.Array, own: Grouped) -> jax.Array:
             in_four = own.values in IN_FOUR_BITS
-            y = multiply(x, own.codes, own.scales, own.minima, own.meanings, own.group_size, tiles, in_four=in_four)
+            y = multiply(x, own.codes, own.scales, own.minima, own.meanings, tiles, in_four=in_four)
             return lax.psum(y, AXIS) if own.divided == "inputs" else y
 
         if self.mesh.size == 1:
@@ -145,7 +194,10 @@ class Grouped:
     @property
     def _count(self) -> int:
         """The inputs that there are here: a chip may have a part."""
-        rows: int = self.codes.shape[self._axis]
+        return self._inputs_of(self.codes.shape[self._axis])
+
+    def _inputs_of(self, rows: int) -> int:
+        """The inputs of a matrix, or a chip's part of one, with that many rows of codes."""
         return min(self.inputs, 2 * rows if self.values in IN_FOUR_BITS else rows)
 
     def _dot(self, x: jax.Array, weights: jax.Array) -> jax.Array:
@@ -166,6 +218,10 @@ class Grouped:
 
     def _spread(self, array: jax.Array) -> jax.Array:
         """A group's number for each of its inputs."""
+        if self.halved:
+            *stack, _, _, outputs = array.shape
+            halves = array.reshape(*stack, 2, -1, RUN // 2 // self.group_size, outputs)
+            array = jnp.swapaxes(halves, -4, -3).reshape(*stack, -1, outputs)
         spread = jnp.repeat(array.astype(jnp.float32), min(self.group_size, self._count), axis=self._axis)
         return lax.slice_in_dim(spread, 0, self._count, axis=self._axis)
 
@@ -219,13 +275,23 @@ def place(
             return arrays[0]
         return np.stack([array.T for array in arrays]) if is_stack else np.ascontiguousarray(arrays[0].T)
 
+    halved = first.values in IN_FOUR_BITS and group <= RUN // 2 and inputs % RUN == 0 and not is_table
+
+    def of_groups(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
+        array = joined(arrays)
+        if not halved:
+            return array
+        *stack, _, outputs = array.shape
+        halves = array.reshape(*stack, -1, 2, RUN // 2 // group, outputs).swapaxes(-4, -3)
+        return np.ascontiguousarray(halves).reshape(*stack, 2, -1, outputs)
+
     floats = [matrix.floats() for matrix in matrices]
-    scales = joined([scales for scales, _ in floats])
+    scales = of_groups([scales for scales, _ in floats])
     codes = joined([matrix.codes.view(np.int8) for matrix in matrices])
     on_host = Grouped(
         codes,
         scales.view(ml_dtypes.bfloat16) if scales.dtype == np.uint16 else scales,
-        None if floats[0][1] is None else joined([minima for _, minima in floats if minima is not None]),
+        None if floats[0][1] is None else of_groups([minima for _, minima in floats if minima is not None]),
         first.input_order,
         first.values,
         inputs,
@@ -233,6 +299,7 @@ def place(
         first.middle,
         None if first.table is None else tuple(first.table.tolist()),
         is_table,
+        halved,
         dtype,
         divided,
         mesh,

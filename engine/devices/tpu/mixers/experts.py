@@ -109,9 +109,10 @@ def _product(
     """Each row of `x [N, inputs]` with the matrix of its expert, and one of `parts` of the bias, `[N, outputs]`."""
     weight, bias = tensors[f"{name}.weight"], tensors.get(f"{name}.bias")
     if isinstance(weight, Grouped):
-        x, weight = weight.ordered(x), weight.stack()
-    x = x.astype(weight.dtype)
-    y = lax.ragged_dot(x, weight, sizes, precision=exact(weight), preferred_element_type=jnp.float32)
+        y = weight.multiply_stack(x, expert, sizes)
+    else:
+        x = x.astype(weight.dtype)
+        y = lax.ragged_dot(x, weight, sizes, precision=exact(weight), preferred_element_type=jnp.float32)
     return y if bias is None else y + bias[jnp.minimum(expert, len(bias) - 1)] / parts
 
 

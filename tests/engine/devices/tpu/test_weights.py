@@ -68,9 +68,36 @@ def test_the_interpreted_kernel_gives_the_products_of_the_weights(
     tiles = tiles_of(32, *kept.codes.shape, inputs, matrix.group_size, in_four=in_four)
     assert tiles is not None
     x = np.random.default_rng(1).standard_normal((32, inputs), np.float32)
-    args = (kept.codes, kept.scales, kept.minima, kept.meanings, matrix.group_size, tiles)
+    args = (kept.codes, kept.scales, kept.minima, kept.meanings, tiles)
     computed = multiply(kept.ordered(jax.numpy.array(x)), *args, in_four=in_four)
     np.testing.assert_allclose(computed, x @ matrix.dequantize().T, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["q4_k", *(swept(kind) for kind in SOME_KINDS if kind != "q4_k")])
+def test_the_interpreted_kernel_gives_each_row_the_product_with_its_experts_matrix(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from jax.experimental import pallas
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    from tidewheel.engine.devices.tpu.grouped import Grouped, place
+    from tidewheel.engine.devices.tpu.mesh import make_mesh
+
+    monkeypatch.setattr(pallas, "pallas_call", partial(pallas.pallas_call, interpret=True))
+    monkeypatch.setattr(Grouped, "_has_kernel", True)
+    monkeypatch.setattr(jax.lax, "ragged_dot", None)
+    matrix = grouped(stored(kind, (512, 512), kind))
+    matrices = [matrix.rows(slice(start, start + 128)) for start in range(0, 512, 128)]
+    everywhere = NamedSharding(make_mesh(1), PartitionSpec(None, None, None))
+    kept = place(matrices, "float32", everywhere, is_stack=True, is_table=False)
+    # More than a block, none, a whole block, one; then rows of padding.
+    sizes = np.array([20, 0, 16, 1])
+    expert = np.repeat(np.arange(5), [*sizes, 3])
+    x = np.random.default_rng(1).standard_normal((len(expert), 512), np.float32)
+    computed = kept.multiply_stack(*map(jax.numpy.array, (x, expert, sizes)))
+    for row, number in enumerate(expert[:-3]):
+        expected = x[row] @ matrices[number].dequantize().T
+        np.testing.assert_allclose(computed[row], expected, rtol=1e-3, atol=1e-3)
 
 
 def test_xla_computes_what_fills_no_tiles() -> None:
@@ -109,6 +136,40 @@ def test_libtpu_compiles_products_that_dequantize_no_matrix_in_memory(
         compiled = jax.jit(lambda kept, x: kept.multiply(x)).lower(kept, x).compile()
         # XLA's own way would take 2 bytes for a weight, and 4 for each of scale and minimum.
         assert compiled.memory_analysis().temp_size_in_bytes < outputs * inputs
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("kind", SOME_KINDS)
+@pytest.mark.parametrize("chips", ["v4", "v5e", "v5e-4", "v5p", "v6e"])
+def test_libtpu_compiles_experts_that_are_dequantized_nowhere_in_memory(
+    kind: str, chips: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require_packages("libtpu")
+    from engine.devices.tpu.ahead_of_time import mesh_of
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    from tidewheel.engine.devices.tpu.grouped import place
+    from tidewheel.engine.devices.tpu.mesh import AXIS, replicated
+
+    count, outputs, inputs = 16, 2048, 2048
+    mesh, matrix = mesh_of(chips), grouped(stored(kind, (512, inputs), kind)).rows(np.arange(outputs) % 512)
+    described = jax.ShapeDtypeStruct
+    monkeypatch.setattr(jax, "device_put", lambda array, to: described(array.shape, array.dtype, sharding=to))
+    by_output = NamedSharding(mesh, PartitionSpec(None, None, AXIS))
+    kept = place([matrix] * count, "bfloat16", by_output, is_stack=True, is_table=False)
+    for num_rows in (64, 512):
+        rows, every = (num_rows,), replicated(mesh)
+        x = described((*rows, inputs), "float32", sharding=every)
+        expert, sizes = (described(shape, "int32", sharding=every) for shape in (rows, (count,)))
+        product = jax.shard_map(
+            lambda kept, *rows: kept.multiply_stack(*rows),
+            mesh=mesh,
+            in_specs=(kept.partitions(), *[PartitionSpec()] * 3),
+            out_specs=PartitionSpec(None, AXIS),
+            check_vma=False,
+        )
+        compiled = jax.jit(product).lower(kept, x, expert, sizes).compile()
+        assert compiled.memory_analysis().temp_size_in_bytes < count * outputs * inputs
 
 
 @pytest.mark.parametrize("num_devices", [2, swept(1), swept(4)])
