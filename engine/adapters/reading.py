@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +24,8 @@ from .peft_folder import adapter_file, max_tensors, read_peft_folder, require_fo
 # GGUF files of these have multipliers in the weights which checkpoints have in the config.
 _MULTIPLIED = ("FalconH1ForCausalLM",)
 _MAX_NAMED = 10
+# What checkpoints call experts: most families', Granite's, and all of GGUF's.
+_OF_EXPERTS = re.compile(r"\.experts\.|\.block_sparse_moe\.(?:in|out)put_linear\.|_exps\.")
 
 
 def read_adapter(
@@ -77,6 +80,11 @@ def load_bytes(path: Path, description: ModelDescription, itemsize: int, copies:
         total += size
         read += 4 * size if ".lora_" in name else 0
     return itemsize * total + copies * read
+
+
+def changes_experts(path: Path, description: ModelDescription) -> bool:
+    """Whether an adapter names matrices of routed experts. Raises ModelError for one that cannot be read."""
+    return any(_OF_EXPERTS.search(name) for name, _ in _sizes(path, description))
 
 
 def _sizes(path: Path, description: ModelDescription) -> Iterator[tuple[str, int]]:

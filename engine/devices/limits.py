@@ -14,11 +14,15 @@ from .cache_split import CacheSplit, GroupBytes, StateSplit, blocks_without_kv, 
 
 
 class LoraLimits(Struct, frozen=True):
-    """Which adapters there may be: at most `max_loras` in one step, with ranks up to `max_rank`, kept as `dtype`."""
+    """Which adapters there may be: at most `max_loras` in one step, with ranks up to `max_rank`, kept as `dtype`.
+
+    `of_experts`: they may change routed experts. A device of fixed shapes has room for that only then.
+    """
 
     max_loras: int
     max_rank: int
     dtype: DType
+    of_experts: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msgspec import structs
+
 from ..cancellation import Cancellation
 from ..devices import get_device, require
 from ..devices.base import Device
@@ -183,7 +185,7 @@ class OpenedModel:
             kv_cache_dtype=self.kv_cache_dtype,
             kv_scales=self.kv_scales,
             quantization=self.quantization,
-            lora=None if options is None else self.lora_limits(options.lora),
+            lora=None if options is None else self._lora_room(options),
             num_blocks=num_blocks,
             layer_draft_tokens=asked.num_tokens if isinstance(asked, Mtp | Eagle3) else 0,
         )
@@ -194,6 +196,16 @@ class OpenedModel:
             return None
         dtype = self.dtype if options.lora_dtype == "auto" else options.lora_dtype
         return LoraLimits(options.max_loras, options.max_lora_rank, dtype)
+
+    def _lora_room(self, options: EngineOptions) -> LoraLimits | None:
+        """The limits, with room for adapters of experts if one that is served from the start needs it."""
+        limits = self.lora_limits(options.lora)
+        if limits is None:
+            return None
+        from ..adapters.reading import changes_experts
+
+        of_experts = any(changes_experts(path, self.description) for path in _lora_paths(options))
+        return structs.replace(limits, of_experts=of_experts)
 
     def read_lora(self, path: Path, limits: LoraLimits, *, copies: int = 1) -> LoraAdapter:
         """The adapter at `path`. Raises ModelError for one that is broken, of another model, or too large.
@@ -222,13 +234,19 @@ class OpenedModel:
         limits = self.lora_limits(options.lora)
         if limits is None:
             return 0
-        from ..adapters.hub import AdapterHub
         from ..adapters.reading import packed_bytes
 
-        hub, itemsize = AdapterHub(options.download_dir), STORAGE[limits.dtype].itemsize
-        paths = [hub.path(module) for module in options.lora.lora_modules]
-        sizes = sorted((packed_bytes(path, self.description, itemsize) for path in paths), reverse=True)
+        itemsize = STORAGE[limits.dtype].itemsize
+        sizes = sorted((packed_bytes(path, self.description, itemsize) for path in _lora_paths(options)), reverse=True)
         return sum(sizes[: options.lora.max_in_memory])
+
+
+def _lora_paths(options: EngineOptions) -> list[Path]:
+    """Where the adapters of the options lie."""
+    from ..adapters.hub import AdapterHub
+
+    hub = AdapterHub(options.download_dir)
+    return [hub.path(module) for module in options.lora.lora_modules]
 
 
 def _require_room(path: Path, needed: int, available: int | None) -> None:

@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from ...errors import DeviceError
 from ...weights.lora import LoraAdapter, LowRankUpdate
+from ..expert_adapters import NO_ROOM_FOR_EXPERTS, of_expert
 from ..limits import LoraLimits
 
 
@@ -28,16 +29,16 @@ class LoraUpdate:
         self, inputs: int, outputs: int, count: int, rank: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         self._inputs, self._outputs, self._count, self._rank = inputs, outputs, count, rank
-        self._a = torch.zeros((count * rank, inputs), dtype=dtype, device=device)
-        self._b = torch.zeros((outputs, count * (rank + 1)), dtype=dtype, device=device)
+        self.a = torch.zeros((count * rank, inputs), dtype=dtype, device=device)
+        self.b = torch.zeros((outputs, count * (rank + 1)), dtype=dtype, device=device)
 
     def added(self, product: Tensor, x: Tensor, adapters: Tensor) -> Tensor:
         """The product, and what the adapters add to it for `x [..., inputs]`. `adapters [..., L]` are as in Tokens."""
-        return product + self._raised(functional.linear(x.to(self._a.dtype), self._a), adapters)
+        return product + self._raised(functional.linear(x.to(self.a.dtype), self.a), adapters)
 
     def looked_up(self, token_ids: Tensor, adapters: Tensor) -> Tensor:
         """What they add to the embeddings of `token_ids [S, Q]`, which are the inputs."""
-        return self._raised(self._a.T[token_ids], adapters)
+        return self._raised(self.a.T[token_ids], adapters)
 
     def write(self, slot: int, updates: Sequence[LowRankUpdate]) -> None:
         """Put an adapter into one of the L slots; without updates it adds nothing."""
@@ -53,14 +54,34 @@ class LoraUpdate:
                 b[outputs, rank] += update.scale * update.bias
             if update.shift is not None:
                 b[outputs, rank] += update.shift
-        self._a[slot * rank : (slot + 1) * rank].copy_(torch.from_numpy(a))
-        self._b[:, slot * (rank + 1) : (slot + 1) * (rank + 1)].copy_(torch.from_numpy(b))
+        self.a[slot * rank : (slot + 1) * rank].copy_(torch.from_numpy(a))
+        self.b[:, slot * (rank + 1) : (slot + 1) * (rank + 1)].copy_(torch.from_numpy(b))
+
+    def own(self, inner: Tensor, adapters: Tensor) -> Tensor:
+        """Of what A gives, `[..., L * r]`, what is of the token's adapter, as B takes it, `[..., L * (r + 1)]`."""
+        own = adapters[..., None].to(self.a.dtype)
+        inner = torch.unflatten(inner, -1, (self._count, self._rank)) * own
+        return torch.cat((inner, own.expand(*inner.shape[:-1], 1)), -1).flatten(-2)
 
     def _raised(self, inner: Tensor, adapters: Tensor) -> Tensor:
-        """From what A gives, `[..., L * r]`, to the outputs."""
-        own = adapters[..., None].to(self._a.dtype)
-        inner = torch.unflatten(inner, -1, (self._count, self._rank)) * own
-        return functional.linear(torch.cat((inner, own.expand(*inner.shape[:-1], 1)), -1).flatten(-2), self._b)
+        """From what A gives to the outputs."""
+        return functional.linear(self.own(inner, adapters), self.b)
+
+
+class ExpertUpdates:
+    """The updates of all experts' matrices of one kind: `a [experts, L * r, inputs]`, `b [experts, outputs, L * (r +
+    1)]`, of which each expert's LoraUpdate has its part.
+    """
+
+    def __init__(self, updates: Sequence[LoraUpdate]) -> None:
+        self.a, self.b = (torch.stack([getattr(update, name) for update in updates]) for name in ("a", "b"))
+        self._first = updates[0]
+        for expert, update in enumerate(updates):
+            update.a, update.b = self.a[expert], self.b[expert]
+
+    def own(self, inner: Tensor, adapters: Tensor) -> Tensor:
+        """As LoraUpdate.own."""
+        return self._first.own(inner, adapters)
 
 
 class LoraSlots:
@@ -74,6 +95,7 @@ class LoraSlots:
         self.count = limits.max_loras
         self.rope_factors = torch.ones(self.count + 1, device=device)
         self._max_rank, self._dtype, self._device = limits.max_rank, dtype, device
+        self._of_experts = limits.of_experts
         self._updates: dict[str, LoraUpdate] = {}
         self._adapters: dict[int, LoraAdapter] = {}
         self._slots: dict[LoraAdapter, int] = {}  # of those on the device, the least recently used first
@@ -82,6 +104,12 @@ class LoraSlots:
         """The updates of the matrix with that name."""
         self._updates[name] = LoraUpdate(inputs, outputs, self.count, self._max_rank, self._dtype, self._device)
         return self._updates[name]
+
+    def updates_of_experts(self, names: Sequence[str], outputs: int, inputs: int) -> ExpertUpdates | None:
+        """The updates of experts' matrices with these names; None: adapters may not change experts."""
+        if not self._of_experts:
+            return None
+        return ExpertUpdates([self.update(name, outputs, inputs) for name in names])
 
     def chosen(self, slots: Tensor) -> Tensor:
         """1 for the slot in `slots [N]` and 0 for others, `[N, max_loras]`."""
@@ -97,6 +125,8 @@ class LoraSlots:
         ranks: dict[str, int] = {}
         for update in adapter.updates:
             if update.name not in self._updates:
+                if of_expert(update.name):
+                    raise DeviceError(NO_ROOM_FOR_EXPERTS.format(name=update.name))
                 raise DeviceError(
                     f"this adapter changes {update.name}, which accelerators compute without adapters: take --device "
                     "cpu"

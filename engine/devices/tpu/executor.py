@@ -280,9 +280,9 @@ class TpuExecutor(Executor):
         elif kind in ("copy", "states"):
             self._copy(wanted)
         else:
-            self._write_adapter(
-                0, jax.tree.map(lambda array: np.zeros(array.shape[1:], array.dtype), self._loaded.loras)
-            )
+            assert self._loaded.loras is not None
+            empty = jax.tree.map(lambda array: np.zeros(array.shape, array.dtype), self._loaded.loras.one_slot)
+            self._write_adapter(0, empty)
         jax.block_until_ready(self._loaded)
 
 

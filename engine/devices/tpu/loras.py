@@ -8,8 +8,9 @@ slot.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -22,8 +23,10 @@ from numpy.typing import NDArray
 from ...errors import DeviceError
 from ...models.spec import DecoderSpec, tensor_shapes
 from ...weights.lora import ADAPTABLE, EMBED, HEAD, LoraAdapter, LowRankUpdate
+from ..expert_adapters import NO_ROOM_FOR_EXPERTS, expert_name, of_expert
 from ..limits import LoraLimits
 from .mesh import replicated
+from .stacks import expert_shapes
 
 _RANKS = (16, 64)  # programs are compiled for these, as far as they are lower, and for the highest rank
 
@@ -41,15 +44,45 @@ class Update(NamedTuple):
     shift: Any  # [slots, outputs] float32
 
 
+class ExpertUpdate(NamedTuple):
+    """What adapters change of a stack of experts' matrices: `B A x` of a token's slot is added to its product with x.
+
+    A host has the same arrays of one adapter, without the dimension of slots.
+    """
+
+    a: Any  # [experts, inputs, slots, rank]
+    b: Any  # [experts, slots, rank, outputs], with the scale
+
+
 class Loras(NamedTuple):
-    """All adapters in slots: the updates by the names of matrices, and what the angles of ropes are divided by."""
+    """All adapters in slots: the updates by the names of matrices, those of experts by the names of stacks, and what
+    the angles of ropes are divided by.
+    """
 
     updates: dict[str, Update]
+    experts: dict[str, ExpertUpdate]
     rope_factor: Any  # [slots] float32
+
+    @property
+    def slot_axes(self) -> Loras:
+        """Which dimension of each array is that of slots."""
+        updates = {name: Update(0, 0, 0, 0) for name in self.updates}
+        return Loras(updates, {name: ExpertUpdate(2, 1) for name in self.experts}, 0)
+
+    @property
+    def one_slot(self) -> Loras:
+        """The sizes and types of the arrays of one adapter."""
+
+        def of_one(array: jax.Array, axis: int) -> ShapeDtypeStruct:
+            shape = *array.shape[:axis], *array.shape[axis + 1 :]
+            return ShapeDtypeStruct(shape, array.dtype, sharding=array.sharding)
+
+        one: Loras = jax.tree.map(of_one, self, self.slot_axes)
+        return one
 
 
 def lora_arrays(spec: DecoderSpec, limits: LoraLimits, mesh: Mesh) -> Loras:
-    """The sizes and types of the arrays, which are on every chip. The matrices of routed experts have none."""
+    """The sizes and types of the arrays, which are on every chip."""
 
     def array(*shape: int, dtype: str = "float32") -> ShapeDtypeStruct:
         return ShapeDtypeStruct((slots, *shape), dtype, sharding=replicated(mesh))
@@ -70,7 +103,15 @@ def lora_arrays(spec: DecoderSpec, limits: LoraLimits, mesh: Mesh) -> Loras:
         )
         for name, (inputs, outputs) in sizes.items()
     }
-    return Loras(updates, array())
+    described = partial(ShapeDtypeStruct, dtype=dtype, sharding=replicated(mesh))
+    experts = {
+        name.removesuffix(".weight"): ExpertUpdate(
+            described((count, inputs, slots, rank)), described((count, slots, rank, outputs))
+        )
+        for name, (count, inputs, outputs) in expert_shapes(shapes).items()
+        if limits.of_experts
+    }
+    return Loras(updates, experts, array())
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +123,7 @@ class Adapters:
     rank: int
 
     @property
-    def _chosen(self) -> jax.Array:
+    def chosen(self) -> jax.Array:
         """1 in the slot of a token, `[T, slots]`."""
         count = len(self.loras.rope_factor)
         return (self.slots[:, None] == jnp.arange(count)).astype(jnp.float32)
@@ -94,6 +135,11 @@ class Adapters:
             return y
         a = update.a[:, : self.rank]
         return y + self._changed(update, _product("ti,lri->tlr", x, a))
+
+    def of_experts(self, prefix: str) -> dict[str, ExpertUpdate]:
+        """The updates of a layer's stacks, whose names begin with `prefix`, by what is behind it."""
+        updates = self.loras.experts.items()
+        return {name.removeprefix(prefix): update for name, update in updates if name.startswith(prefix)}
 
     def embedded(self, token_ids: jax.Array, x: jax.Array) -> jax.Array:
         """`x [T, size]`, the tokens' rows in the embedding, and what adapters add to them."""
@@ -108,7 +154,7 @@ class Adapters:
 
     def _changed(self, update: Update, between: jax.Array) -> jax.Array:
         """What is added, `[T, outputs]`: `between [T, slots, rank]` are the products with A."""
-        chosen = self._chosen
+        chosen = self.chosen
         between = between * chosen[:, :, None] * update.scale[:, : self.rank]
         shift = jnp.matmul(chosen, update.shift, precision=lax.Precision.HIGHEST)
         return _product("tlr,lro->to", between, update.b[:, : self.rank]) + shift
@@ -147,10 +193,16 @@ class LoraSlots:
                 "adapter has whole (modules_to_save): merge the adapter into its model, or take --device cpu"
             )
         for name, updates in _by_name(adapter).items():
-            if name not in self._arrays.updates:
+            if expert := of_expert(name):
+                if expert[0] not in self._arrays.experts:
+                    raise DeviceError(NO_ROOM_FOR_EXPERTS.format(name=name))
+                if any(update.bias is not None or update.shift is not None for update in updates):
+                    raise DeviceError(f"the tpu device cannot change the bias of {name} by adapters: take --device cpu")
+            elif name not in self._arrays.updates:
                 raise DeviceError(
                     f"the tpu device cannot change {name} by adapters, which it can for attention, recurrent layers, "
-                    "MLPs, routers, the embedding and the head: merge the adapter into its model, or take --device cpu"
+                    "MLPs, experts, routers, the embedding and the head: merge the adapter into its model, or take "
+                    "--device cpu"
                 )
             if (rank := sum(update.rank for update in updates)) > self._sizes[-1]:
                 raise DeviceError(
@@ -193,7 +245,8 @@ class LoraSlots:
         """The arrays of a slot with that adapter."""
         by_name = _by_name(self._adapters[number])
         updates = {name: _merged(name, arrays, by_name.get(name, ())) for name, arrays in self._arrays.updates.items()}
-        return Loras(updates, np.float32(self._adapters[number].rope_factor))
+        experts = {name: _stacked(name, arrays, by_name) for name, arrays in self._arrays.experts.items()}
+        return Loras(updates, experts, np.float32(self._adapters[number].rope_factor))
 
 
 def _by_name(adapter: LoraAdapter) -> dict[str, list[LowRankUpdate]]:
@@ -221,6 +274,20 @@ def _merged(name: str, arrays: Update, updates: Iterable[LowRankUpdate]) -> Upda
                 merged.shift[outputs] += factor * _rounded(vector, merged.a.dtype)
         first += update.rank
     return merged
+
+
+def _stacked(name: str, arrays: ExpertUpdate, by_name: Mapping[str, Iterable[LowRankUpdate]]) -> ExpertUpdate:
+    """The updates of all experts, in the layout of a stack without slots."""
+    (count, inputs, _, rank), outputs, dtype = arrays.a.shape, arrays.b.shape[-1], arrays.a.dtype
+    stack = ExpertUpdate(np.zeros((count, inputs, rank), dtype), np.zeros((count, rank, outputs), dtype))
+    for expert in range(count):
+        first = 0
+        for update in by_name.get(expert_name(name, expert), ()):
+            last, output = first + update.rank, update.first_output
+            stack.a[expert, :, first:last] = update.a.T
+            stack.b[expert, first:last, output : output + len(update.b)] = update.scale * update.b.T
+            first = last
+    return stack
 
 
 def _rounded(vector: NDArray[np.float32], dtype: Any) -> NDArray[np.float32]:

@@ -136,12 +136,17 @@ class Programs:
         """`(loras, slot, loras of one adapter) -> loras` with that adapter in the slot."""
 
         def write(loras: Loras, slot: jax.Array, adapter: Loras) -> Any:
-            return jax.tree.map(lambda all, own: lax.dynamic_update_index_in_dim(all, own, slot, 0), loras, adapter)
+            return jax.tree.map(
+                lambda all, own, axis: lax.dynamic_update_index_in_dim(all, own, slot, axis),
+                loras,
+                adapter,
+                loras.slot_axes,
+            )
 
         loras = _described(self.loras)
-        one = jax.tree.map(lambda array: self._array(array.shape[1:], array.dtype), loras)
         shardings = jax.tree.map(lambda array: array.sharding, loras)
-        return Program(jax.jit(write, donate_argnums=0, out_shardings=shardings), (loras, self._ints(), one))
+        arguments = loras, self._ints(), loras.one_slot
+        return Program(jax.jit(write, donate_argnums=0, out_shardings=shardings), arguments)
 
     def _ints(self, *shape: int) -> ShapeDtypeStruct:
         return self._array(shape, jnp.int32)

@@ -29,3 +29,13 @@ def array_shapes(shapes: Shapes) -> Shapes:
         array: shapes[names[0]] if names == [array] else (len(names), *reversed(shapes[names[0]]))
         for array, names in stacked(shapes).items()
     }
+
+
+def expert_shapes(shapes: Shapes) -> dict[str, tuple[int, int, int]]:
+    """The experts, inputs and outputs of each stack of matrices, by its name."""
+    found = {}
+    for array, names in stacked(shapes).items():
+        if names != [array] and array.endswith(".weight"):
+            outputs, inputs = shapes[names[0]]
+            found[array] = len(names), inputs, outputs
+    return found

@@ -20,7 +20,7 @@ from optional_packages import require_packages
 from safetensors.numpy import load_file
 
 from tidewheel.engine.adapters.peft_folder import read_peft_folder
-from tidewheel.engine.adapters.reading import read_adapter
+from tidewheel.engine.adapters.reading import changes_experts, read_adapter
 from tidewheel.engine.devices.limits import LoraLimits
 from tidewheel.engine.errors import ModelError
 from tidewheel.engine.models import describe
@@ -127,6 +127,8 @@ def test_both_forms_and_gguf_files_compute_the_same_bits(tmp_path: Path) -> None
     config = models_zoo.model("qwen3-moe").config
     file = gguf_files.write_adapter(tmp_path / "adapter.gguf", config, single)
     base = gguf_files.zoo_file(tmp_path / "base.gguf", "qwen3-moe")
+    description = describe(read_config(models_zoo.folder("qwen3-moe")))
+    assert all(changes_experts(adapter, description) for adapter in (stacked, single, file))
     for model in ("qwen3-moe", base):
         made = running(model, stacked, single, file)
         found = made.logits(TOKENS, adapter=0)

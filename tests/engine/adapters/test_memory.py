@@ -80,3 +80,19 @@ def test_a_step_of_high_ranks_needs_room(dummy_llama: Path, tmp_path: Path, monk
     EngineLoad(given)
     with pytest.raises(ModelError, match=r"a step of \d+ tokens takes .* or --max-lora-rank"):
         EngineLoad(replace(given, lora=replace(given.lora, max_lora_rank=512)))
+
+
+def test_experts_have_room_for_adapters_if_one_that_is_served_from_the_start_changes_them(
+    dummy_llama: Path, tmp_path: Path
+) -> None:
+    given = options(dummy_llama, tmp_path)
+    of_experts = {name.replace("self_attn", "mlp.experts.0"): array for name, array in lora_files.tensors(3).items()}
+    lora_files.write(tmp_path / "experts", of_experts)
+    modules = (*given.lora.lora_modules, LoraModule("experts", str(tmp_path / "experts")))
+    for served, expected in ((given.lora.lora_modules, False), (modules, True)):
+        asked = replace(given, lora=replace(given.lora, lora_modules=served))
+        made = open_model(asked).executor_options(
+            asked, max_model_len=64, max_num_seqs=1, max_num_batched_tokens=16, num_blocks=8
+        )
+        assert made.lora is not None
+        assert made.lora.of_experts == expected

@@ -55,6 +55,7 @@ class Experts:
             return [f"{layer}.experts.{i}.{name}.{kind}" for i in range(spec.num_experts)]
 
         names = ("gate", "up", "down") if spec.gated else ("up", "down")
+        self._updates = {name: parts.expert_updates(layer, name, spec.num_experts) for name in names}
         self._matrices = {name: weights.take_stack(of_all(name, "weight")) for name in names}
         biases = names if spec.bias else ()
         self._biases = {name: torch.stack([weights.take(one) for one in of_all(name, "bias")]) for name in biases}
@@ -74,7 +75,11 @@ class Experts:
             inputs = rows[blocks.tokens] * weight[:, None]
         else:
             inputs = rows[blocks.tokens]
-        outputs = self._computed(inputs.view(count, size, hidden), blocks).flatten(0, 1)
+        adapters = None
+        if tokens.adapters is not None:
+            of_tokens = tokens.adapters.expand(*x.shape[:2], -1).flatten(0, 1)
+            adapters = of_tokens[blocks.tokens].view(count, size, -1)
+        outputs = self._computed(inputs.view(count, size, hidden), blocks, adapters).flatten(0, 1)
         each = outputs[blocks.rows].float().view(*chosen.shape, hidden)
         total = (each if spec.weighs_input else each * weights[..., None]).sum(1).view(x.shape)
         if self._shared is None:
@@ -84,34 +89,45 @@ class Experts:
             shared = self._shared_gate(x, tokens).float().sigmoid() * shared
         return total + shared
 
-    def _computed(self, x: Tensor, blocks: Blocks) -> Tensor:
-        """What the experts of blocks give for `x [blocks, size, hidden]`, in the same shape."""
+    def _computed(self, x: Tensor, blocks: Blocks, adapters: Tensor | None) -> Tensor:
+        """What the experts of blocks give for `x [blocks, size, hidden]`, in the same shape.
+
+        `adapters [blocks, size, adapters]` are the rows', as in Tokens.
+        """
         spec = self._spec
-        up = self._product("up", x, blocks).float()
+        up = self._product("up", x, blocks, adapters).float()
         if not spec.gated:
-            return self._product("down", ACTIVATIONS[spec.activation](up), blocks)
-        gate = self._product("gate", x, blocks).float()
+            return self._product("down", ACTIVATIONS[spec.activation](up), blocks, adapters)
+        gate = self._product("gate", x, blocks, adapters).float()
         if spec.swiglu_limit is None:
-            return self._product("down", ACTIVATIONS[spec.activation](gate) * up, blocks)
+            return self._product("down", ACTIVATIONS[spec.activation](gate) * up, blocks, adapters)
         limit = spec.swiglu_limit
         gate = gate.clamp(max=limit)
         inner = (up.clamp(-limit, limit) + 1) * gate * torch.sigmoid(_SWIGLU_ALPHA * gate)
-        return self._product("down", inner, blocks)
+        return self._product("down", inner, blocks, adapters)
 
-    def _product(self, name: str, x: Tensor, blocks: Blocks) -> Tensor:
-        """The blocks' products with a matrix of their experts. Torch's own operations copy a few of them at once."""
-        matrices = self._matrices[name]
-        x = x.to(matrices.dtype)
-        product: Tensor
+    def _product(self, name: str, x: Tensor, blocks: Blocks, adapters: Tensor | None) -> Tensor:
+        """The blocks' products with a matrix of their experts, and what adapters add to them."""
+        matrices, update = self._matrices[name], self._updates[name]
         if isinstance(matrices, Grouped):
-            product = matrices.multiply_blocks(x, blocks.experts, blocks.used, self._spec.num_experts)
-        elif self._kernels is not None:
-            product = self._kernels.multiply_experts(x.contiguous(), matrices, blocks.experts, blocks.used)
+            own = x.to(matrices.dtype)
+            product = matrices.multiply_blocks(own, blocks.experts, blocks.used, self._spec.num_experts)
         else:
-            most = max(_PIECE_BYTES // (matrices[0].numel() * matrices.element_size()), 1)
-            pieces = zip(torch.split(x, most), torch.split(blocks.experts, most), strict=True)
-            product = torch.cat([torch.bmm(some, matrices[of].mT) for some, of in pieces])
+            product = self._with_stack(matrices, x, blocks)
+        if update is not None and adapters is not None:
+            between = update.own(self._with_stack(update.a, x, blocks), adapters)
+            product = product + self._with_stack(update.b, between, blocks)
         return product + self._biases[name][blocks.experts][:, None] if self._biases else product
+
+    def _with_stack(self, matrices: Tensor, x: Tensor, blocks: Blocks) -> Tensor:
+        """The products with a stack `[experts, N, K]`. Torch's own operations copy a few of its matrices at once."""
+        x = x.to(matrices.dtype)
+        if self._kernels is not None:
+            product: Tensor = self._kernels.multiply_experts(x.contiguous(), matrices, blocks.experts, blocks.used)
+            return product
+        most = max(_PIECE_BYTES // (matrices[0].numel() * matrices.element_size()), 1)
+        pieces = zip(torch.split(x, most), torch.split(blocks.experts, most), strict=True)
+        return torch.cat([torch.bmm(some, matrices[of].mT) for some, of in pieces])
 
 
 def block_sizes(num_pairs: int, num_experts: int) -> tuple[int, int]:

@@ -13,7 +13,7 @@ from ....errors import DeviceError
 from ....models.spec import KvShape, MixerSpec, RopeSpec
 from ..attention import Attend
 from ..caches import KvCache, States
-from ..loras import LoraSlots, LoraUpdate
+from ..loras import ExpertUpdates, LoraSlots, LoraUpdate
 from ..operations import Rotate
 from ..weights import Linear, Weights
 
@@ -111,6 +111,13 @@ class Parts:
         outputs, inputs = self.shapes[f"{name}.weight"]
         update = None if self.loras is None else self.loras.update(name, outputs, inputs)
         return Product(self.weights.linear(name), update)
+
+    def expert_updates(self, layer: str, name: str, count: int) -> ExpertUpdates | None:
+        """What adapters may change of the experts' matrices of that name; None: nothing."""
+        if self.loras is None:
+            return None
+        names = [f"{layer}.experts.{expert}.{name}" for expert in range(count)]
+        return self.loras.updates_of_experts(names, *self.shapes[f"{names[0]}.weight"])
 
     def cache(self, layer: str, shape: KvShape) -> KvCache:
         """A new cache for the K and V of a layer."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,11 +13,30 @@ from jax.sharding import PartitionSpec
 
 from ....models.spec import ExpertsSpec, RouterSpec
 from ..grouped import Grouped
+from ..loras import ExpertUpdate
 from ..mesh import AXIS, weight_sharding
 from .mixer import Parts, Pass, exact
 from .mlp import Mlp, activate
 
 _SWIGLU_ALPHA = 1.702
+
+
+class ExpertAdapters(NamedTuple):
+    """What adapters change of a layer's experts: `chosen [N, slots]` is 1 in the slot of a row, `updates` are by stack.
+
+    The ranks of all slots lie side by side: what belongs to another slot than a row's is multiplied by 0.
+    """
+
+    chosen: Any
+    updates: dict[str, ExpertUpdate]
+
+    def added(self, name: str, x: jax.Array, sizes: jax.Array) -> jax.Array:
+        """What is added to the product of `x [N, inputs]`, whose rows are in the order of experts, with a stack."""
+        a, b = self.updates[name]
+        count, inputs, slots, rank = a.shape
+        between = _ragged(x, a.reshape(count, inputs, -1), sizes).reshape(-1, slots, rank)
+        between *= self.chosen[:, :, None]
+        return _ragged(between.reshape(len(x), -1), b.reshape(count, slots * rank, -1), sizes)
 
 
 class Experts:
@@ -74,21 +94,36 @@ class Experts:
             for name, array in tensors.items()
         }
         everywhere = PartitionSpec()
+        adapters: ExpertAdapters | None = None
+        divided: Any = everywhere
+        if step.adapters is not None and (updates := step.adapters.of_experts(prefix)):
+            adapters = ExpertAdapters(step.adapters.chosen[order // K], updates)
+            divided = ExpertAdapters(everywhere, {name: self._divided(name) for name in updates})
         result = jax.shard_map(
             self._on_chip,
             mesh=self._mesh,
-            in_specs=(everywhere, everywhere, shardings),
+            in_specs=(everywhere, everywhere, shardings, divided),
             out_specs=everywhere,
             check_vma=False,
-        )(rows * weight if spec.weighs_input else rows, expert, tensors)
+        )(rows * weight if spec.weighs_input else rows, expert, tensors, adapters)
         result = result if spec.weighs_input else result * weight
         result = jnp.where(expert[:, None] < spec.num_experts, result, 0.0)
         return result[jnp.argsort(order)].reshape(T, K, -1).sum(1)
 
-    def _on_chip(self, x: jax.Array, expert: jax.Array, tensors: Mapping[str, jax.Array]) -> jax.Array:
+    def _divided(self, name: str) -> ExpertUpdate:
+        """What a chip takes of a stack's updates: the inner width, as of the stack."""
+        if not self._is_divided:
+            return ExpertUpdate(PartitionSpec(), PartitionSpec())
+        if name == "down":
+            return ExpertUpdate(PartitionSpec(None, AXIS), PartitionSpec())
+        return ExpertUpdate(PartitionSpec(), PartitionSpec(None, None, None, AXIS))
+
+    def _on_chip(
+        self, x: jax.Array, expert: jax.Array, tensors: Mapping[str, jax.Array], adapters: ExpertAdapters | None
+    ) -> jax.Array:
         """What experts give for `x [N, hidden]`, of which row i is for `expert[i]`, in ascending order."""
         spec = self._spec
-        product = partial(_product, tensors, expert, jnp.bincount(expert, length=spec.num_experts))
+        product = partial(_product, tensors, adapters, expert, jnp.bincount(expert, length=spec.num_experts))
         up = product("up", x)
         if not spec.gated:
             inner = activate(spec.activation, up)
@@ -104,16 +139,29 @@ class Experts:
 
 
 def _product(
-    tensors: Mapping[str, jax.Array], expert: jax.Array, sizes: jax.Array, name: str, x: jax.Array, parts: int = 1
+    tensors: Mapping[str, jax.Array],
+    adapters: ExpertAdapters | None,
+    expert: jax.Array,
+    sizes: jax.Array,
+    name: str,
+    x: jax.Array,
+    parts: int = 1,
 ) -> jax.Array:
     """Each row of `x [N, inputs]` with the matrix of its expert, and one of `parts` of the bias, `[N, outputs]`."""
     weight, bias = tensors[f"{name}.weight"], tensors.get(f"{name}.bias")
     if isinstance(weight, Grouped):
         y = weight.multiply_stack(x, expert, sizes)
     else:
-        x = x.astype(weight.dtype)
-        y = lax.ragged_dot(x, weight, sizes, precision=exact(weight), preferred_element_type=jnp.float32)
+        y = _ragged(x, weight, sizes)
+    if adapters is not None:
+        y += adapters.added(name, x, sizes)
     return y if bias is None else y + bias[jnp.minimum(expert, len(bias) - 1)] / parts
+
+
+def _ragged(x: jax.Array, stack: jax.Array, sizes: jax.Array) -> jax.Array:
+    """`x [N, inputs]`, rounded to the stack's type, the first `sizes[0]` rows with its first matrix, and so on."""
+    x = x.astype(stack.dtype)
+    return lax.ragged_dot(x, stack, sizes, precision=exact(stack), preferred_element_type=jnp.float32)
 
 
 def route(

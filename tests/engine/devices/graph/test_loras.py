@@ -8,26 +8,31 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from engine.devices.graph.loading import EAGER, load
-from engine.devices.made_models import PLAIN, ROPE, VOCAB_SIZE, RandomWeights, decoder
+from engine.devices.made_models import NORM, PLAIN, ROPE, VOCAB_SIZE, RandomWeights, decoder, decoder_of
 from harness import Harness
+from msgspec import structs
 
-from tidewheel.engine.devices.limits import LoraLimits
+from tidewheel.engine.devices import get_device
+from tidewheel.engine.devices.limits import ExecutorOptions, LoraLimits
 from tidewheel.engine.errors import DeviceError
-from tidewheel.engine.models.spec import tensor_shapes
+from tidewheel.engine.models.spec import DecoderSpec, ExpertsSpec, ResidualBlockSpec, tensor_shapes
 from tidewheel.engine.weights.lora import LoraAdapter, LowRankUpdate
 from tidewheel.engine.weights.tensor import DenseTensor
 
 torch = pytest.importorskip("torch")
 
 SPEC = decoder(PLAIN)
+WITH_EXPERTS = decoder_of((ResidualBlockSpec(PLAIN, NORM), ResidualBlockSpec(ExpertsSpec(4, 2, 40), NORM)))
 TOKENS = np.random.default_rng(4).integers(0, VOCAB_SIZE, 20).tolist()
 LIMITS = LoraLimits(max_loras=2, max_rank=4, dtype="float32")
 
 
-def adapter(number: int, names: tuple[str, ...] = ("layers.0.q", "layers.0.down"), rank: int = 3) -> LoraAdapter:
+def adapter(
+    number: int, names: tuple[str, ...] = ("layers.0.q", "layers.0.down"), rank: int = 3, spec: DecoderSpec = SPEC
+) -> LoraAdapter:
     updates = []
     for name in names:
-        outputs, inputs = tensor_shapes(SPEC)[f"{name}.weight"]
+        outputs, inputs = tensor_shapes(spec)[f"{name}.weight"]
         random = np.random.default_rng(zlib.crc32(name.encode()) + number)
         a, b, bias = (random.standard_normal(shape, np.float32) for shape in ((rank, inputs), (outputs, rank), outputs))
         updates.append(LowRankUpdate(name, a, b / 9, 0.5, bias=bias))
@@ -53,6 +58,27 @@ def test_more_adapters_than_slots_take_turns() -> None:
         for sequence in sequences:
             np.testing.assert_allclose(sequence.logits[0], alone[sequence.adapter][-1], atol=1e-4)
             harness.finish(sequence)
+
+
+def test_experts_have_adapters_of_their_own() -> None:
+    names = [f"layers.0.experts.{expert}.{name}" for expert in range(4) for name in ("gate", "up", "down")]
+    adapters = (adapter(0, tuple(names[:7]), 3, WITH_EXPERTS), adapter(1, tuple(names[4:]), 2, WITH_EXPERTS))
+    model = WITH_EXPERTS, RandomWeights(WITH_EXPERTS)
+    options = ExecutorOptions("float32", 1 << 20, 256, 8, 64, lora=LIMITS)
+    reference = Harness(get_device("torch").load(*model, options))
+    harness = Harness(load(model, EAGER, lora=LIMITS))
+    for number, one in enumerate(adapters):
+        reference.executor.load_lora(number, one)
+        harness.executor.load_lora(number, one)
+    expected = {number: reference.logits(TOKENS, adapter=number)[-1] for number in (-1, 0, 1)}
+    assert all(np.abs(expected[number] - expected[-1]).max() > 0.1 for number in (0, 1))
+    sequences = [harness.start(TOKENS, 1, number) for number in (0, -1, 1)]
+    harness.step(sequences)
+    for sequence in sequences:
+        np.testing.assert_allclose(sequence.logits[0], expected[sequence.adapter], rtol=1e-3, atol=1e-3)
+    without = load(model, EAGER, lora=structs.replace(LIMITS, of_experts=False))
+    with pytest.raises(DeviceError, match=r"layers\.0\.experts\.0\.gate, .* --lora-modules"):
+        without.load_lora(0, adapters[0])
 
 
 def test_a_number_may_be_given_to_another_adapter() -> None:

@@ -9,9 +9,10 @@ from optional_packages import require_packages
 from published_configs import PUBLISHED, published_spec
 
 from tidewheel.engine.devices.coverage import missing_kinds
+from tidewheel.engine.devices.limits import LoraLimits
 from tidewheel.engine.errors import DeviceError
 from tidewheel.engine.models import describe
-from tidewheel.engine.models.spec import AttentionSpec, ResidualBlockSpec
+from tidewheel.engine.models.spec import AttentionSpec, ExpertsSpec, ResidualBlockSpec
 
 pytest.importorskip("jax")
 require_packages("libtpu")
@@ -85,6 +86,19 @@ def test_the_other_programs_of_a_model_compile(model: str, chips: str) -> None:
 
     programs = Compiler(published_spec(model), chips).programs
     for program in (programs.step(16, 16), programs.head(128), programs.head(8), programs.copy([0])):
+        program.compile()
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("chips", CHIPS)
+def test_adapters_of_experts_compile(chips: str) -> None:
+    from engine.devices.tpu.ahead_of_time import Compiler
+
+    experts = ResidualBlockSpec(ExpertsSpec(8, 2, 512), NORM)
+    spec = decoder_of((ResidualBlockSpec(heads(4, 4, 64), NORM), experts))
+    options = {"max_model_len": 256, "max_num_batched_tokens": 64, "lora": LoraLimits(2, 16, "bfloat16")}
+    programs = Compiler(spec, chips, **options).programs
+    for program in (programs.step(64, 8, 16), programs.adapter()):
         program.compile()
 
 

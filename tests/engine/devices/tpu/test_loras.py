@@ -47,6 +47,14 @@ ADAPTERS = {
         )
     ),
     3: LoraAdapter((update("layers.0.shared.up", 64, 96, 13), update("layers.0.router", 64, 4, 2))),
+    5: LoraAdapter(
+        (
+            update("layers.0.experts.0.gate", 64, 40, 5),
+            *(update(f"layers.0.experts.{expert}.up", 64, 30, 9, first_output=10) for expert in range(4)),
+            update("layers.0.experts.3.down", 40, 64, 7),
+            update("layers.0.experts.3.down", 40, 64, 2),
+        )
+    ),
     4: LoraAdapter(
         (update("embed", VOCAB_SIZE, 64, 3), update("head", 64, VOCAB_SIZE, 5), update("layers.0.o", 240, 64, 3)),
         rope_factor=2.0,
@@ -79,7 +87,7 @@ def test_each_sequence_is_computed_with_its_own_adapter() -> None:
     executor = loaded("tpu")
     executor.warm_up(lambda done, steps: None)
     harness = Harness(executor)
-    for together in ((7, -1, 3), (4, 7, 4), (-1,), (3, 4)):
+    for together in ((7, -1, 3), (4, 7, 4), (5, -1, 3), (-1,), (3, 4), (7, 5)):
         sequences = [harness.start(TOKENS, 1, number) for number in together]
         while any(not sequence.logits for sequence in sequences):
             harness.step(sequences, chunk=5)
@@ -97,7 +105,8 @@ def test_each_sequence_is_computed_with_its_own_adapter() -> None:
 @pytest.mark.parametrize(
     ("adapter", "words"),
     [
-        (LoraAdapter((update("layers.0.experts.1.up", 64, 40, 2),)), r"cannot change layers\.0\.experts\.1\.up"),
+        (LoraAdapter((update("layers.0.experts.1.up", 64, 40, 2, bias=bias(40)),)), "cannot change the bias"),
+        (LoraAdapter((update("layers.0.latent_o", 64, 40, 2),)), r"cannot change layers\.0\.latent_o"),
         (LoraAdapter((), {"head": DenseTensor(np.zeros((VOCAB_SIZE, 64), np.float32), "float32")}), "whole"),
         (LoraAdapter((update("layers.0.q", 64, 240, 7),) * 2), "14 together for layers.0.q: raise --max-lora-rank"),
     ],
@@ -105,6 +114,13 @@ def test_each_sequence_is_computed_with_its_own_adapter() -> None:
 def test_what_adapters_cannot_change_here_is_refused(adapter: LoraAdapter, words: str) -> None:
     with pytest.raises(DeviceError, match=words):
         slots(LIMITS).load(0, adapter)
+
+
+def test_adapters_of_experts_are_refused_where_they_have_no_room() -> None:
+    without = slots(LoraLimits(2, 13, "float32", of_experts=False))
+    with pytest.raises(DeviceError, match=r"layers\.0\.experts\.0\.gate, .* --lora-modules"):
+        without.load(0, ADAPTERS[5])
+    without.load(0, ADAPTERS[3])
 
 
 @pytest.mark.parametrize(("max_rank", "expected"), [(8, 8), (16, 16), (32, 16), (200, 16)])
