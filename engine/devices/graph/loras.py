@@ -99,6 +99,7 @@ class LoraSlots:
         self._updates: dict[str, LoraUpdate] = {}
         self._adapters: dict[int, LoraAdapter] = {}
         self._slots: dict[LoraAdapter, int] = {}  # of those on the device, the least recently used first
+        self._written: list[set[str]] = [set() for _ in range(self.count)]  # matrices that are not zeros, by slot
 
     def update(self, name: str, outputs: int, inputs: int) -> LoraUpdate:
         """The updates of the matrix with that name."""
@@ -166,7 +167,8 @@ class LoraSlots:
         by_name: dict[str, list[LowRankUpdate]] = {}
         for update in adapter.updates:
             by_name.setdefault(update.name, []).append(update)
-        for name, matrix in self._updates.items():
-            matrix.write(slot, by_name.get(name, ()))
+        for name in self._written[slot] | by_name.keys():
+            self._updates[name].write(slot, by_name.get(name, ()))
+        self._written[slot] = {*by_name}
         self.rope_factors[slot] = adapter.rope_factor
         return slot
