@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import closed_loop
 import peers
 import pooling
 from bars import COLUMNS, DECODE_1, DECODE_8, DECODE_32, LONG_DECODE, LONG_PREFILL, Bar, Column, Figure
@@ -25,6 +26,7 @@ import tidewheel
 _PROGRAM = str(Path(tidewheel.__file__).with_name("__main__.py"))
 _FLOATS = ("bfloat16", "float32")
 _BUSY_ARITHMETIC = 1.25  # eight rows wait for memory and for arithmetic about as long
+_SERVED = "Q4_K_M"  # what servers are compared with
 _OVER_PEERS = 1.25  # times the best peer with as many bits
 
 
@@ -69,6 +71,7 @@ def measurements() -> list[Measurement]:
         *(found for column in COLUMNS for found in _of_column(column)),
         *_of_start_up(),
         *_beside_peers(),
+        _over_http(),
         _of_an_encoder(),
     ]
 
@@ -171,6 +174,39 @@ def _beside_peers() -> list[Measurement]:
         *(faster("smol360", weights, "1x64", many, _over_peers(many)) for weights in ("Q8_0", "Q4_K_M")),
         *(faster("qwen3-moe", weights, "4x512", few, _over_peers(few)) for weights in ("Q8_0", "Q4_K_M")),
     ]
+
+
+def _over_http() -> Measurement:
+    """A closed loop of clients on Tidewheel's server, and in turn on each other server that reads the same file."""
+    clients = (8, 32, 128)
+    others = [peer for peer in peers.PEERS if peer.serves and peer.reads(_SERVED)]
+
+    def run(setup: Setup) -> dict[str, Figure]:
+        programs = {closed_loop.OWN: Path(sys.executable).with_name(closed_loop.OWN)}
+        programs |= {peer.name: setup.peers[peer.name] for peer in others if peer.name in setup.peers}
+        arguments = ["--file", str(gguf_file(setup, "smol360", _SERVED)), "--clients", ",".join(map(str, clients))]
+        arguments += [part for name, program in programs.items() for part in (f"--{name}", str(program))]
+        with tempfile.TemporaryDirectory() as folder:
+            target = Path(folder) / "result.json"
+            closed_loop.main([*arguments, "--json", str(target)])
+            rows = json.loads(target.read_text())["rows"] if target.exists() else []
+        rates = {row["server"]: {f["clients"]: f["tokens_per_s"] for f in row["figures"]} for row in rows}
+        own = next((row["figures"] for row in rows if row["server"] == closed_loop.OWN), [])
+        found = {}
+        for figures in own:
+            count, rate = figures["clients"], figures["tokens_per_s"]
+            theirs = {name: rates[name][count] for name in rates if name != closed_loop.OWN and count in rates[name]}
+            if theirs:
+                best = max(theirs, key=lambda name: theirs[name])
+                found[f"tokens/s, {count} clients"] = Figure(rate / theirs[best], f"x {best}, {rate:.0f} tokens/s")
+            found[f"ITL p99 in ms, {count} clients"] = Figure(figures["itl_p99"])
+        if not found:
+            raise RunError("; ".join(failure for row in rows for failure in row["failures"]) or "no server ran")
+        return found
+
+    bars = [Bar(f"tokens/s, {count} clients", _OVER_PEERS) for count in clients]
+    bars += [Bar(f"ITL p99 in ms, {count} clients", 100, at_most=True) for count in clients]
+    return Measurement("closed loop over HTTP", bars, run, _needs(*others))
 
 
 def _of_an_encoder() -> Measurement:
@@ -284,6 +320,4 @@ def gguf_file(setup: Setup, shape: str, weights: str) -> Path:
 
 def _needs(*engines: Peer) -> Lacks:
     names = [engine.name for engine in engines]
-    return lambda setup: (
-        None if setup.peers.keys() & names else f"no environment is named with --{' or --'.join(names)}"
-    )
+    return lambda setup: None if setup.peers.keys() & names else f"nothing is named with --{' or --'.join(names)}"

@@ -127,7 +127,8 @@ def parse_args(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--keep", type=Path, default=Path("standings"), metavar="FOLDER", help="keeps the models that are made")
     add("--file-8b", type=Path, metavar="FILE", help="a GGUF file of 8 billion parameters, to be started")
     for peer in PEERS:
-        add(f"--{peer.name}", type=Path, metavar="VENV", help=f"virtual environment that has {peer.name}")
+        what = "the server's program" if peer.serves else f"virtual environment that has {peer.name}"
+        add(f"--{peer.name}", type=Path, metavar="PROGRAM" if peer.serves else "VENV", help=what)
     return parser.parse_args(arguments)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -86,6 +87,26 @@ def test_shares_are_of_what_bounds_a_phase() -> None:
     found = bar_runs.shares({"prefill": [prefill], "decode": decodes})
     values = {name: figure.value for name, figure in found.items()}
     assert values == {PREFILL: 0.6, "decode 1": 0.9, DECODE_8: 0.75, "decode 32": 0.4, "decode 8 after 4096": 0.7}
+
+
+def test_servers_are_compared_with_the_best_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def compare(arguments: list[str]) -> int:
+        assert str(tmp_path / "smol360/Q4_K_M.gguf") in arguments
+        rows = [
+            {"server": name, "failures": [], "figures": [{"clients": 8, "tokens_per_s": rate, "itl_p99": 80.0}]}
+            for name, rate in (("tidewheel", 300.0), ("llama-server", 100.0), ("ik-llama-cpp", 200.0))
+        ]
+        Path(arguments[arguments.index("--json") + 1]).write_text(json.dumps({"rows": rows}))
+        return 0
+
+    monkeypatch.setattr(bar_runs.closed_loop, "main", compare)
+    (tmp_path / "smol360").mkdir()
+    (tmp_path / "smol360/Q4_K_M.gguf").write_text("")
+    setup = Setup(tmp_path, [], "", {"llama-server": Path("a"), "ik-llama-cpp": Path("b")})
+    measurement = next(each for each in bar_runs.measurements() if each.name == "closed loop over HTTP")
+    figures = measurement.run(setup)
+    assert figures["tokens/s, 8 clients"] == Figure(1.5, "x ik-llama-cpp, 300 tokens/s")
+    assert figures["ITL p99 in ms, 8 clients"].value == 80
 
 
 def test_every_measurement_has_a_name_of_its_own() -> None:
