@@ -135,8 +135,10 @@ class NativeGraph(EncoderGraph):
         return self._tower.use_threads(threads)
 
     def release_scratch(self) -> None:
-        """See EncoderGraph."""
+        """See EncoderGraph. Rows of the tables that were looked up lie in the page cache, too."""
         self._tower.release_scratch()
+        for table in self._tables.values():
+            leave_mapped(table.data)
 
     @property
     def is_writing(self) -> bool:

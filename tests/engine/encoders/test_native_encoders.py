@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -458,3 +459,19 @@ def test_a_real_model_ranks_what_belongs_together() -> None:
     rows = encoder.vectors(encoder.run("embed", [encoder.encode(text) for pair in pairs for text in pair]))
     scores = rows[::2] @ rows[1::2].T
     assert scores.argmax(1).tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system does not say what is in memory")
+def test_rows_that_were_looked_up_leave_memory_at_rest() -> None:
+    def mapped_kib() -> int:
+        found = re.search(r"RssFile:\s*(\d+)", Path("/proc/self/status").read_text())
+        assert found is not None
+        return int(found[1])
+
+    encoder = embedder(minilm())
+    text = EncoderInput(range(1000, 30000, 150))  # each in a page of its own
+    vectors = encoder.vectors(encoder.run("embed", [text]))
+    before = mapped_kib()
+    encoder.release_scratch()
+    assert mapped_kib() <= before - 4 * len(text) // 2
+    np.testing.assert_array_equal(encoder.vectors(encoder.run("embed", [text])), vectors)
