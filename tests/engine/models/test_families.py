@@ -23,8 +23,9 @@ require_packages("transformers")
 
 OUTPUT_TOKENS = {"torch": 8, "tpu": 16}
 CHUNK = {"tpu": 2}
-# The reference takes its time, and each token alone whatever is beside it: a prompt of one token, and two that end at
-# and behind a block's end.
+# One token, and prompts that end within a block, at its end and behind it. The torch device takes its time, and each
+# token alone whatever is beside it.
+PROMPT_LENGTHS = (1, 5, 16, 17, 48)
 TORCH_PROMPT_LENGTHS = (1, 17, 48)
 
 # For every ISA level: windows with caps, ALiBi, sinks and clipped experts, latents, and each kind of recurrence.
@@ -57,8 +58,8 @@ def _one_thread() -> None:
 
 
 def prompts_for(device: Device) -> list[list[int]]:
-    prompts = models_zoo.prompts()
-    return [prompt for prompt in prompts if device.name != "torch" or len(prompt) in TORCH_PROMPT_LENGTHS]
+    lengths = TORCH_PROMPT_LENGTHS if device.name == "torch" else PROMPT_LENGTHS
+    return [prompt for prompt in models_zoo.prompts() if len(prompt) in lengths]
 
 
 @pytest.mark.parametrize(
