@@ -6,7 +6,7 @@ target_sources(tidewheel_runtime PRIVATE native/runtime/levels/arm.cpp)
 set(ARM_OPTIONS $<$<CXX_COMPILER_ID:GNU>:-fno-schedule-insns>)
 tidewheel_isa_level(neon FLAGS -march=armv8-a ${ARM_OPTIONS})
 tidewheel_isa_level(neon_dotprod FLAGS -march=armv8.2-a+dotprod ${ARM_OPTIONS}
-  FLOATS neon BFLOAT16 neon SMALL_FLOATS neon INT8 neon INT4 neon)
+  FLOATS neon BFLOAT16 neon SMALL_FLOATS neon INT4 neon)
 tidewheel_isa_level(neon_i8mm FLAGS -march=armv8.2-a+dotprod+bf16+i8mm ${ARM_OPTIONS}
   FLOATS neon INT4 neon)
 

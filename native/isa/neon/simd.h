@@ -281,11 +281,9 @@ TW_INLINE I dot_quads(I acc, Quads w, const int8_t* x) {
   return {vusdotq_lane_s32(acc.v, w.v, vreinterpret_s8_f32(first_lane(x)), 0)};
 }
 // The same with signed columns and unsigned x.
-constexpr bool kDotsBytes = true;
 TW_INLINE I dot_quads(I acc, const uint8_t* x, Quads w) {
   return {vsudotq_lane_s32(acc.v, vreinterpretq_s8_u8(w.v), vreinterpret_u8_f32(first_lane(x)), 0)};
 }
-TW_INLINE I settled(I a) { return a; }
 // Two vectors of quads, the second of the inputs after the first's, as a matrix product takes them: eight inputs of two
 // columns, then of the other two.
 TW_INLINE void pair_quads(Bytes& first, Bytes& second) {
@@ -294,7 +292,6 @@ TW_INLINE void pair_quads(Bytes& first, Bytes& second) {
   second = {vreinterpretq_u8_u32(vzip2q_u32(a, b))};
 }
 #else
-constexpr bool kDotsBytes = false;  // see attention_bytes.h, whose products need a signed and an unsigned side
 // Both sides of these dot products are signed. packing.h stores weights as signed bytes too.
 constexpr int kQuadZero = 0;
 struct Quads {
@@ -310,6 +307,14 @@ TW_INLINE void load_nibbles(const uint8_t* p, Quads& low, Quads& high) {
 #ifdef __ARM_FEATURE_DOTPROD
 TW_INLINE I dot_quads(I acc, Quads w, const int8_t* x) {
   return {vdotq_lane_s32(acc.v, w.v, vreinterpret_s8_f32(first_lane(x)), 0)};
+}
+// With signed columns and unsigned x. Columns plus 128 are unsigned, too. What the 128 add is the same for all columns,
+// so the compiler computes it once for a row.
+TW_INLINE I dot_quads(I acc, const uint8_t* x, Quads w) {
+  const uint8x8_t four = vreinterpret_u8_f32(first_lane(x));
+  const uint8x16_t offset = vdupq_n_u8(128), columns = veorq_u8(vreinterpretq_u8_s8(w.v), offset);
+  const uint32x4_t rest = vsubq_u32(vreinterpretq_u32_s32(acc.v), vdotq_lane_u32(vdupq_n_u32(0), offset, four, 0));
+  return {vreinterpretq_s32_u32(vdotq_lane_u32(rest, columns, four, 0))};
 }
 // Handles the rows from R on. One load brings the quads of four rows, or of two, and each dot product takes its own
 // lane.
@@ -347,10 +352,13 @@ TW_INLINE I dot_quads(I acc, Quads w, const int8_t* p) {
 #endif
 
 #ifdef __ARM_FEATURE_DOTPROD
+constexpr bool kDotsBytes = true;
+TW_INLINE I settled(I a) { return a; }
 using NibbleSum = I;
 TW_INLINE I begin_nibbles(I dot) { return dot; }
 TW_INLINE I end_nibbles(I, I sum) { return sum; }
 #else
+constexpr bool kDotsBytes = false;  // see attention_bytes.h
 // Products of nibbles are so small that a group's sums fit in 16 bits: `low` for the first two columns, `high` for the
 // others.
 struct NibbleSum {
