@@ -186,6 +186,7 @@ TW_INLINE void repeat(Body&& body) {
 //   end_row(state, index), called after all of them, and end_weights(rows, row, width), after those of all these rows;
 // - sum_rows<ROWS>(row, tokens), or with score_blocks sum_rows(rows, row, tokens), which rescales the sums and adds
 //   weighted V;
+// - ForFewRows and kFewRows, if another class computes the same bits faster for tasks of at most so many rows;
 // - kSpreads: whether it supports V that is a part of K. Then each_columns(tokens, sum) calls `sum` for all of V.
 class Products {
  public:

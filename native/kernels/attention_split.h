@@ -16,11 +16,21 @@ namespace tidewheel::TW_ISA {
 template <typename T>
 struct ProductsOf;
 
+// Calls `body` with a null pointer to the class for a task with so many rows.
+template <typename T, typename Body>
+TW_INLINE void with_products(int rows, Body&& body) {
+  using P = typename ProductsOf<T>::Type;
+  if constexpr (requires { typename P::ForFewRows; }) {
+    if (rows <= P::kFewRows) return body(static_cast<typename P::ForFewRows*>(nullptr));
+  }
+  body(static_cast<P*>(nullptr));
+}
+
 namespace {
 
 constexpr int kSplitTiles = kKvSplit / kAttentionTile;
 
-template <typename T>
+template <typename T, typename P>
 class KvSplit {
  public:
   KvSplit(const AttentionArgs& args, Scratch& scratch)
@@ -64,7 +74,6 @@ class KvSplit {
   }
 
  private:
-  using P = typename ProductsOf<T>::Type;
   // Weights that are rounded afterwards, or multiply what was rounded, need no better powers.
   static constexpr int kDegree = Cached<T>::kType == CacheType::kFloat32 ? 5 : 4;
 
@@ -216,8 +225,8 @@ class KvSplit {
   Partial result_{nullptr, 0, 0};
 };
 
-template <typename T>
-const typename KvSplit<T>::Visits KvSplit<T>::kVisits{};
+template <typename T, typename P>
+const typename KvSplit<T, P>::Visits KvSplit<T, P>::kVisits{};
 
 }  // namespace
 
@@ -227,15 +236,17 @@ void attention(const AttentionArgs& args) {
   const Rows rows(args);
   const Partial partial(scratch.take<float>(args.heads.partial_floats(args.num_tokens)), rows.count, rows.values);
   Fold fold(args, scratch);
-  KvSplit<T> split(args, scratch);
-  for (int i = args.split_begin(); i < args.split_end(); ++i) {
-    if (args.prefix.has_whole(i)) {
-      fold.add(rows.in_prefix(i));
-      continue;
+  with_products<T>(rows.count, [&]<typename P>(P*) {
+    KvSplit<T, P> split(args, scratch);
+    for (int i = args.split_begin(); i < args.split_end(); ++i) {
+      if (args.prefix.has_whole(i)) {
+        fold.add(rows.in_prefix(i));
+        continue;
+      }
+      split.run(i, partial);
+      fold.add(partial);
     }
-    split.run(i, partial);
-    fold.add(partial);
-  }
+  });
   fold.write();
 }
 
@@ -243,7 +254,9 @@ template <typename T, typename Query, int STEP, int TILE_ROWS>
 void attention_split(const AttentionArgs& args, int split, float* partial) {
   Scratch scratch(args.scratch);
   const Rows rows(args);
-  KvSplit<T>(args, scratch).run_alone(split, {partial, rows.count, rows.values});
+  with_products<T>(rows.count, [&]<typename P>(P*) {
+    KvSplit<T, P>(args, scratch).run_alone(split, {partial, rows.count, rows.values});
+  });
 }
 
 }  // namespace tidewheel::TW_ISA

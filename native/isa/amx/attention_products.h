@@ -20,7 +20,7 @@ class TileReader : public ElementReader<T> {
       ElementReader<T>::columns_, ElementReader<T>::head, ElementReader<T>::ahead;
 
   TileReader(const AttentionArgs& args, const Rows& rows, Scratch& scratch)
-      : ElementReader<T>(args, rows, scratch, kRows), steps_((dim_ + kInputs - 1) / kInputs),
+      : ElementReader<T>(args, rows, scratch, kRows), is_single_(rows.count <= kRows), steps_((dim_ + kInputs - 1) / kInputs),
         last_step_(dim_ % kInputs ? scratch.take<T>(kAttentionTile * kInputs) : nullptr),
         v_(spread_ ? spread_ : scratch.take<T>(kAttentionTile * values_)), line_(spread_ ? kSpreadValues : values_) {
     if (last_step_) std::fill_n(last_step_, kAttentionTile * kInputs, T{});
@@ -34,9 +34,9 @@ class TileReader : public ElementReader<T> {
         std::memcpy(last_step_ + t * kInputs, head(block).k_step(0, (steps_ - 1) * kInputs),
                     sizeof(T) * kBlockTokens * (dim_ % kInputs));
       }
-      if (!spread_) copy_lines(head(block).v(), v_ + t * values_, kBlockTokens * values_, ahead(block));
+      if (!spread_ && !is_single_) copy_values(block, 0, 1);
     }
-    if (!spread_) clear_values(tokens);
+    if (!spread_ && !is_single_) clear_values(tokens);
   }
 
   template <typename Sum>
@@ -48,7 +48,7 @@ class TileReader : public ElementReader<T> {
   }
 
  protected:
-  static constexpr int kInputs = kTileLine / int{sizeof(T)};  // summed by one product
+  static constexpr int kInputs = kTileLine / int{sizeof(T)};  // summed by one product; a line
   static_assert(kAttentionTile % kInputs == 0 && kInputs % kBlockTokens == 0);
 
   // Elements from one row of queries to the next, with zeros behind the last.
@@ -63,6 +63,7 @@ class TileReader : public ElementReader<T> {
       const T* const k = head(block).k_step(0, step * kInputs);
       // Only a task's first rows do this, because the other rows read the same memory.
       if (row == 0) bring_tile(k, ahead(block));
+      if (!spread_ && is_single_) copy_values(block, step, steps_);
       const bool is_last = last_step_ && step == steps_ - 1;
       return is_last ? last_step_ + block * kBlockTokens * kInputs : k;
     });
@@ -71,12 +72,15 @@ class TileReader : public ElementReader<T> {
   // Adds weighted V to `out`, or writes it there, for `count` tiles of columns from element d on. `weights` has
   // kAttentionTile weights for each row, zeros up to the next multiple of kInputs.
   template <bool ADD, typename Dot>
-  void multiply_values(int rows, const void* weights, int tokens, int d, int count, void* out, size_t out_line, Dot&& dot) {
+  void multiply_values(int rows, int row, const void* weights, int tokens, int d, int count, void* out, size_t out_line,
+                       Dot&& dot) {
+    if (!spread_ && is_single_) clear_values(tokens);
     sums_of_tiles_.shape(rows);
     const size_t line = line_ * kTileLine / kTileColumns;
     const char* const v = reinterpret_cast<const char*>(v_) + (d - columns_.begin) * (kTileLine / kTileColumns);
     sums_of_tiles_.multiply<ADD>(weights, kAttentionTile * sizeof(T), (tokens + kInputs - 1) / kInputs, count, line, out,
                                  out_line, dot, [&](int step, int column) {
+      if (row == 0 && !spread_) bring_values(step * kInputs, std::min(tokens, (step + 1) * kInputs), d + column * kTileColumns);
       return v + step * kTileHeight * line + column * kTileLine;
     });
   }
@@ -95,11 +99,23 @@ class TileReader : public ElementReader<T> {
     std::fill(v_ + t * line_, v_ + padded(tokens) * line_, T{});
   }
 
-  static void copy_lines(const T* from, T* to, int count, ptrdiff_t distance) {
-    constexpr int kLine = kTileLine / int{sizeof(T)};
-    for (int i = 0; i < count; i += kLine) {
-      prefetch_later(reinterpret_cast<const char*>(from + i) + distance);
-      std::memcpy(to + i, from + i, kTileLine);
+  // Copies one of some parts of a block's V.
+  void copy_values(int block, int part, int parts) const {
+    const int size = kBlockTokens * values_, lines = size / kInputs;
+    const T* const from = head(block).v();
+    T* const to = v_ + block * size;
+    for (int i = lines * part / parts; i < lines * (part + 1) / parts; ++i) {
+      std::memcpy(to + i * kInputs, from + i * kInputs, kTileLine);
+    }
+  }
+
+  // Prefetches for later what a tile of V from element d on was copied from.
+  void bring_values(int token, int end, int d) const {
+    for (; token < end; token += kBlockTokens) {
+      const int block = token / kBlockTokens;
+      for (int slot = 0; slot < kBlockTokens; slot += Cached<T>::kStep) {
+        prefetch_later(reinterpret_cast<const char*>(head(block).v_element(slot, d)) + ahead(block));
+      }
     }
   }
 
@@ -108,9 +124,10 @@ class TileReader : public ElementReader<T> {
     for (int i = 0; i < kTileHeight; ++i) prefetch_later(later + i * kTileLine);
   }
 
-  const int steps_;     // products for a head of K
-  T* const last_step_;  // K of the last step [blocks, kTileHeight lines], zeros behind its end; null if it is whole
-  T* const v_;          // V [kAttentionTile / kStep, line_, kStep]
+  const bool is_single_;  // all rows are computed at once, and V is copied beside the products with K
+  const int steps_;       // products for a head of K
+  T* const last_step_;    // K of the last step [blocks, kTileHeight lines], zeros behind its end; null if it is whole
+  T* const v_;            // V [kAttentionTile / kStep, line_, kStep]
   const int line_;
   TileSums sums_of_tiles_;
 };
@@ -153,7 +170,8 @@ class TileProducts : public TileReader<bf16> {
       }
     }
     const int columns = (columns_.end - columns_.begin) / kTileColumns;
-    multiply_values<true>(rows, weights(row), tokens, columns_.begin, columns, sums + columns_.begin, values_ * sizeof(float), dot);
+    multiply_values<true>(rows, row, weights(row), tokens, columns_.begin, columns, sums + columns_.begin,
+                          values_ * sizeof(float), dot);
   }
 
  private:
@@ -167,6 +185,10 @@ class TileProducts : public TileReader<bf16> {
 
 class TileByteProducts : public RoundedRows<TileReader<int8_t>, I> {
  public:
+  // Vectors read K and V of a decoding token faster: they need no copy. Integers are the same.
+  using ForFewRows = ByteProducts<I>;
+  static constexpr int kFewRows = 8;
+
   TileByteProducts(const AttentionArgs& args, const Rows& rows, Scratch& scratch)
       : RoundedRows(args, rows, scratch, round_up_to(rows.dim, kInputs)) {
     for (int r = 0; r < rows.count; ++r) {
@@ -201,7 +223,7 @@ class TileByteProducts : public RoundedRows<TileReader<int8_t>, I> {
     alignas(kTileLine) uint32_t added[kRows][kMost];
     for (int d = columns_.begin; d < columns_.end; d += kMost) {
       const int columns = std::min(columns_.end - d, kMost);
-      multiply_values<false>(rows, weights(row), tokens, d, columns / kTileColumns, added, sizeof added[0],
+      multiply_values<false>(rows, row, weights(row), tokens, d, columns / kTileColumns, added, sizeof added[0],
                              [](auto c, auto a, auto b) { tdpbusd<c, a, b>(); });
       for (int r = 0; r < rows; ++r) {
         const F scale = set1(weight_scales_[row + r]), rescale = set1(rescale_[row + r]);
