@@ -24,8 +24,8 @@ constexpr float kToInteger = 0x1.8p23f;
 
 // x * 2^n, where `shifted` is n + kToInteger. The result must be a normal number; 1 * 2^-127 gives 0.
 TW_INLINE F times_pow2(F x, F shifted) {
-  using Words [[gnu::vector_size(sizeof(F))]] = uint32_t;
-  Words bits, exponent;
+  using Bits [[gnu::vector_size(sizeof(F))]] = uint32_t;
+  Bits bits, exponent;
   std::memcpy(&bits, &x, sizeof bits);
   std::memcpy(&exponent, &shifted, sizeof exponent);
   bits += exponent << 23;
