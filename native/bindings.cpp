@@ -3,6 +3,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -285,13 +286,18 @@ struct BlockSource {
   int cols;
   bool mapped;
 
-  // Of a type of GGUF's blocks.
-  BlockSource(std::string name_of, decltype(data) rows, const std::string& type, decltype(row_order) order, bool is_mapped)
+  // Of a type of GGUF's blocks. `scales_at` are pairs of a byte in a block and a mask: see ScaleByte.
+  BlockSource(std::string name_of, decltype(data) rows, const std::string& type, decltype(row_order) order, bool is_mapped,
+              const std::vector<std::pair<size_t, uint8_t>>& scales_at)
       : name(std::move(name_of)), data(std::move(rows)), row_order(std::move(order)), mapped(is_mapped) {
     const BlockTypeInfo* info = find_block_type(type);
     check(info && info->bytes && data.shape(1) % info->bytes == 0, "rows must be whole blocks of a known type");
     blocks.type = info->type;
     cols = static_cast<int>(data.shape(1) / info->bytes * info->inputs);
+    for (const auto& [at, exponent] : scales_at) {
+      check(at < size_t(info->bytes), "scales must lie in a block");
+      blocks.scales_at.push_back({at, exponent});
+    }
     if (row_order) {
       check(row_order->size() == data.shape(0), "the order must name a row for each row");
       for (size_t i = 0; i < row_order->size(); ++i) {
@@ -400,7 +406,7 @@ void bind_packed_weights(nb::class_<Model>& model) {
 
 // Of an Executor or a Tower.
 template <typename Model>
-void set_weights(Model& model, const std::vector<Tensor>& tensors, const std::vector<const BlockSource*>& matrices) {
+bool set_weights(Model& model, const std::vector<Tensor>& tensors, const std::vector<const BlockSource*>& matrices) {
   std::vector<Source> sources;
   for (const auto& [name, array, dtype, swapped, mapped] : tensors) {
     Source& source = sources.emplace_back(name, array.data(), parse_dtype(dtype));
@@ -423,7 +429,7 @@ void set_weights(Model& model, const std::vector<Tensor>& tensors, const std::ve
     source.owner = std::make_shared<BlockSource>(*matrix);
   }
   nb::gil_scoped_release release;
-  model.set_weights(sources);
+  return model.set_weights(sources);
 }
 
 using Matrix = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
@@ -551,8 +557,9 @@ NB_MODULE(_native, m) {
   using Codes = decltype(BlockSource::data);
   using Scales = decltype(BlockSource::scales);
   nb::class_<BlockSource>(m, "BlockSource")
-      .def(nb::init<std::string, Codes, std::string, decltype(BlockSource::row_order), bool>(), "name"_a, "data"_a, "type"_a,
-           "row_order"_a.none(), "mapped"_a)
+      .def(nb::init<std::string, Codes, std::string, decltype(BlockSource::row_order), bool,
+                    std::vector<std::pair<size_t, uint8_t>>>(), "name"_a, "data"_a, "type"_a, "row_order"_a.none(), "mapped"_a,
+           "scales_at"_a = std::vector<std::pair<size_t, uint8_t>>())
       .def(nb::init<std::string, Codes, int, int, int, Scales, std::string, decltype(BlockSource::zeros), bool>(), "name"_a,
            "codes"_a, "bits"_a, "group"_a, "inputs"_a, "scales"_a, "scale_type"_a, "zeros"_a.none(), "twos_complement"_a)
       .def(nb::init<std::string, Codes, std::string, int, int, Scales, decltype(BlockSource::numbers),

@@ -3,6 +3,7 @@
 // functions below are offsets of their fields.
 #include "kernels/block_formats.h"
 #include "kernels/blocks.h"
+#include "kernels/lanes.h"
 #include "kernels/table.h"
 
 namespace tidewheel::TW_ISA {
@@ -18,24 +19,52 @@ struct Chunk {
 
 TW_INLINE f16 half_at(const uint8_t* p) { return {static_cast<uint16_t>(p[0] | p[1] << 8)}; }
 
-// Extracts fields of BITS bits from `count` bytes: first the lowest field of every byte, then the next one, and so on.
-template <int BITS>
-TW_INLINE void spread(const uint8_t* bytes, int count, uint8_t* codes) {
-  for (int shift = 0; shift < 8; shift += BITS, codes += count) {
-    for (int i = 0; i < count; ++i) codes[i] = bytes[i] >> shift & ((1 << BITS) - 1);
+constexpr uint64_t kOnes = ~uint64_t{0} / 255;  // 1 in every byte
+
+// As much as is extracted at a time. gcc 12 would take 16 bytes apart.
+using Words16 = uint64_t __attribute__((vector_size(16)));
+using Words32 = uint64_t __attribute__((vector_size(32)));
+
+// Fields of BITS bits of some bytes, those from bit `shift` on.
+template <int BITS, typename Words>
+TW_INLINE void take_fields(const uint8_t* bytes, int shift, Words& fields) {
+  std::memcpy(&fields, bytes, sizeof fields);
+  fields = fields >> shift & kOnes * ((1 << BITS) - 1);
+}
+
+// Extracts fields of BITS bits from COUNT bytes: first the lowest field of every byte, then the next one, and so on.
+template <int BITS, typename Words, size_t COUNT = sizeof(Words)>
+TW_INLINE void spread(const uint8_t* bytes, uint8_t* codes) {
+  for (int shift = 0; shift < 8; shift += BITS) {
+    for (size_t i = 0; i < COUNT; i += sizeof(Words), codes += sizeof(Words)) {
+      Words fields;
+      take_fields<BITS>(bytes + i, shift, fields);
+      std::memcpy(codes, &fields, sizeof fields);
+    }
   }
 }
-// The same, but adds the fields to `codes` as bits SHIFT and above.
+// The same for 32 bytes, but adds the fields to `codes` as bits SHIFT and above.
 template <int BITS, int SHIFT>
-TW_INLINE void add_bits(const uint8_t* bytes, int count, uint8_t* codes) {
-  for (int shift = 0; shift < 8; shift += BITS, codes += count) {
-    for (int i = 0; i < count; ++i) codes[i] |= static_cast<uint8_t>((bytes[i] >> shift & ((1 << BITS) - 1)) << SHIFT);
+TW_INLINE void add_bits(const uint8_t* bytes, uint8_t* codes) {
+  for (int shift = 0; shift < 8; shift += BITS, codes += 32) {
+    Words32 words, fields;
+    std::memcpy(&words, codes, sizeof words);
+    take_fields<BITS>(bytes, shift, fields);
+    words |= fields << SHIFT;
+    std::memcpy(codes, &words, sizeof words);
   }
 }
 
 // Adds the fifth bits of 32 codes. The first code's is the lowest bit.
 TW_INLINE void add_fifth_bits(const uint8_t* bytes, uint8_t* codes) {
-  for (int i = 0; i < 32; ++i) codes[i] |= static_cast<uint8_t>((bytes[i / 8] >> i % 8 & 1) << 4);
+  constexpr uint64_t kOwnBit = kLittleEndian ? 0x8040201008040201 : 0x0102040810204080;  // bit i of code i
+  for (int i = 0; i < 4; ++i) {
+    const uint64_t own = bytes[i] * kOnes & kOwnBit, top = own | ((own & kOnes * 0x7f) + kOnes * 0x7f);
+    uint64_t eight;
+    std::memcpy(&eight, codes + i * 8, sizeof eight);
+    eight |= (top >> 7 & kOnes) << 4;
+    std::memcpy(codes + i * 8, &eight, sizeof eight);
+  }
 }
 
 // Reads one block of 256 inputs, or `groups` blocks of 32.
@@ -46,20 +75,20 @@ void read_blocks(BlockType type, const uint8_t* b, int groups, Chunk& chunk) {
     case BlockType::kIq4Nl:
       for (int g = 0; g < groups; ++g, b += 18, codes += 32) {
         chunk.halves[g] = half_at(b);
-        spread<4>(b + 2, 16, codes);
+        spread<4, Words16>(b + 2, codes);
       }
       return;
     case BlockType::kQ4_1:
       for (int g = 0; g < groups; ++g, b += 20, codes += 32) {
         chunk.halves[g] = half_at(b);
         chunk.halves[groups + g] = half_at(b + 2);
-        spread<4>(b + 4, 16, codes);
+        spread<4, Words16>(b + 4, codes);
       }
       return;
     case BlockType::kQ5_0:
       for (int g = 0; g < groups; ++g, b += 22, codes += 32) {
         chunk.halves[g] = half_at(b);
-        spread<4>(b + 6, 16, codes);
+        spread<4, Words16>(b + 6, codes);
         add_fifth_bits(b + 2, codes);
       }
       return;
@@ -67,7 +96,7 @@ void read_blocks(BlockType type, const uint8_t* b, int groups, Chunk& chunk) {
       for (int g = 0; g < groups; ++g, b += 24, codes += 32) {
         chunk.halves[g] = half_at(b);
         chunk.halves[groups + g] = half_at(b + 2);
-        spread<4>(b + 8, 16, codes);
+        spread<4, Words16>(b + 8, codes);
         add_fifth_bits(b + 4, codes);
       }
       return;
@@ -80,14 +109,14 @@ void read_blocks(BlockType type, const uint8_t* b, int groups, Chunk& chunk) {
     case BlockType::kMxfp4:
       for (int g = 0; g < groups; ++g, b += 17, codes += 32) {
         chunk.bytes[g] = b[0];
-        spread<4>(b + 1, 16, codes);
+        spread<4, Words16>(b + 1, codes);
       }
       return;
     case BlockType::kQ2K:
       std::memcpy(chunk.bytes, b, 16);
       chunk.halves[0] = half_at(b + 80);
       chunk.halves[1] = half_at(b + 82);
-      for (int n = 0; n < 2; ++n) spread<2>(b + 16 + 32 * n, 32, codes + 128 * n);
+      for (int n = 0; n < 2; ++n) spread<2, Words32>(b + 16 + 32 * n, codes + 128 * n);
       return;
     case BlockType::kQ3K:
       chunk.halves[0] = half_at(b + 108);
@@ -95,8 +124,8 @@ void read_blocks(BlockType type, const uint8_t* b, int groups, Chunk& chunk) {
         const int low = j < 8 ? b[96 + j] & 15 : b[88 + j] >> 4, high = b[104 + j % 4] >> j / 4 * 2 & 3;
         chunk.bytes[j] = static_cast<uint8_t>((low | high << 4) - 32);
       }
-      for (int n = 0; n < 2; ++n) spread<2>(b + 32 + 32 * n, 32, codes + 128 * n);
-      add_bits<1, 2>(b, 32, codes);
+      for (int n = 0; n < 2; ++n) spread<2, Words32>(b + 32 + 32 * n, codes + 128 * n);
+      add_bits<1, 2>(b, codes);
       return;
     case BlockType::kQ4K:
     case BlockType::kQ5K: {
@@ -104,16 +133,16 @@ void read_blocks(BlockType type, const uint8_t* b, int groups, Chunk& chunk) {
       chunk.halves[1] = half_at(b + 2);
       std::memcpy(chunk.bytes, b + 4, 12);
       const int nibbles = type == BlockType::kQ4K ? 16 : 48;
-      for (int n = 0; n < 4; ++n) spread<4>(b + nibbles + 32 * n, 32, codes + 64 * n);
-      if (type == BlockType::kQ5K) add_bits<1, 4>(b + 16, 32, codes);
+      for (int n = 0; n < 4; ++n) spread<4, Words32>(b + nibbles + 32 * n, codes + 64 * n);
+      if (type == BlockType::kQ5K) add_bits<1, 4>(b + 16, codes);
       return;
     }
     case BlockType::kQ6K:
       chunk.halves[0] = half_at(b + 208);
       std::memcpy(chunk.bytes, b + 192, 16);
       for (int n = 0; n < 2; ++n) {
-        spread<4>(b + 64 * n, 64, codes + 128 * n);
-        add_bits<2, 4>(b + 128 + 32 * n, 32, codes + 128 * n);
+        spread<4, Words32, 64>(b + 64 * n, codes + 128 * n);
+        add_bits<2, 4>(b + 128 + 32 * n, codes + 128 * n);
       }
       return;
     case BlockType::kIq4Xs:
@@ -122,7 +151,7 @@ void read_blocks(BlockType type, const uint8_t* b, int groups, Chunk& chunk) {
         const int low = b[4 + j / 2] >> j % 2 * 4 & 15, high = b[2 + j / 4] >> j % 4 * 2 & 3;
         chunk.bytes[j] = static_cast<uint8_t>((low | high << 4) - 32);
       }
-      for (int n = 0; n < 8; ++n) spread<4>(b + 8 + 16 * n, 16, codes + 32 * n);
+      for (int n = 0; n < 8; ++n) spread<4, Words16>(b + 8 + 16 * n, codes + 32 * n);
       return;
     case BlockType::kNvfp4:
     case BlockType::kGrid:
@@ -244,114 +273,163 @@ void read_chunk(const WeightFormat& format, const PackBlocksArgs& args, int row,
   }
 }
 
-// Four codes in the bytes of one number.
-TW_INLINE uint32_t four_codes(const uint8_t* codes) {
-  uint32_t four;
-  std::memcpy(&four, codes, sizeof four);
-  return four;
+// A chunk's codes of rows side by side: units of inputs that are consecutive in a row, each unit of all rows.
+template <typename Unit>
+struct Units {
+  static constexpr int kOfGroup = kRowGroup / sizeof(Unit);
+  Unit at[kChunkGroups * kOfGroup][kLanes] = {};
+
+  // Takes the codes of `count` rows, rounded up to four. All of a chunk together, because a processor waits if it reads
+  // a whole vector soon after it has written its parts.
+  void take(const Chunk* chunks, int count, int groups) {
+    const int units = groups * kOfGroup;
+    if constexpr (sizeof(Unit) == 4) {
+      for (int r = 0; r < count; r += 4) {
+        for (int u = 0; u < units; u += 4) transpose_four(chunks[r].codes + u * 4, sizeof(Chunk), &at[u][r], sizeof at[u]);
+      }
+    } else {
+      for (int r = 0; r < count; ++r) {
+        for (int u = 0; u < units; ++u) std::memcpy(&at[u][r], chunks[r].codes + u * sizeof(Unit), sizeof(Unit));
+      }
+    }
+  }
+};
+
+// Writes what `unit` gives for each lane.
+template <typename Unit, typename Body>
+TW_INLINE void put_units(const Lanes& lanes, char* to, Body&& unit) {
+  Unit units[kLanes];
+  for (int i = 0; i < kLanes; ++i) units[i] = unit(i);
+  lanes.put(to, units);
 }
 
-// Writes one lane of a chunk.
-void put_chunk(const WeightFormat& format, const BlockTraits& traits, const Chunk& chunk, int groups, int lane, char* out) {
+// Writes a chunk's header and its codes in planes.
+void put_chunk(const WeightFormat& format, const BlockTraits& traits, const Chunk* chunks, Units<uint32_t>& units,
+               int groups, const Lanes& lanes, char* to) {
   const ChunkHeader header = ChunkHeader::of(format, groups);
-  const auto put_fields = [&](size_t at, const auto* from, int count) {
-    for (int i = 0; i < count; ++i) std::memcpy(out + at + (size_t(i) * kLanes + lane) * sizeof *from, from + i, sizeof *from);
+  for (int r = 0; r < lanes.count; ++r) {
+    const auto put_fields = [&](size_t at, const auto* from, int count) {
+      char* place = to + at + (lanes.first.lane + r) * sizeof *from;
+      for (int i = 0; i < count; ++i) std::memcpy(place + size_t(i) * kLanes * sizeof *from, from + i, sizeof *from);
+    };
+    put_fields(0, chunks[r].halves, header.halves);
+    put_fields(ChunkHeader::words_at(header.halves), chunks[r].words, header.words);
+    put_fields(ChunkHeader::bytes_at(header.halves, header.words), chunks[r].bytes, header.bytes);
+  }
+  to += header.size();
+  const auto put = [&](auto&& four_codes) {
+    put_units<uint32_t>(lanes, to, four_codes);
+    to += kVectorBytes;
   };
-  put_fields(0, chunk.halves, header.halves);
-  put_fields(ChunkHeader::words_at(header.halves), chunk.words, header.words);
-  put_fields(ChunkHeader::bytes_at(header.halves, header.words), chunk.bytes, header.bytes);
-  char* plane = out + header.size() + lane * kQuad;
-  const auto put = [&](uint32_t four) {
-    std::memcpy(plane, &four, sizeof four);
-    plane += kVectorBytes;
-  };
-  const uint8_t* codes = chunk.codes;
   const int low_bits = traits.four ? 4 : 2;
-  for (int g = 0; g < groups; ++g, codes += kRowGroup) {
-    uint32_t quads[kGroupQuads];
-    for (int q = 0; q < kGroupQuads; ++q) quads[q] = four_codes(codes + q * kQuad);
+  units.take(chunks, lanes.count, groups);
+  for (int g = 0; g < groups; ++g) {
+    const auto* quads = units.at + g * kGroupQuads;
     if (traits.whole) {
-      for (int q = 0; q < kGroupQuads; ++q) put(quads[q]);
+      for (int q = 0; q < kGroupQuads; ++q) put([&](int i) { return quads[q][i]; });
     }
     if (traits.four) {
-      for (int q = 0; q < kGroupQuads; q += 2) put((quads[q] & 0x0f0f0f0fu) | (quads[q + 1] & 0x0f0f0f0fu) << 4);
+      for (int q = 0; q < kGroupQuads; q += 2) {
+        put([&](int i) { return (quads[q][i] & 0x0f0f0f0fu) | (quads[q + 1][i] & 0x0f0f0f0fu) << 4; });
+      }
     }
     if (traits.two) {
       const int shift = traits.four ? 4 : 0;
       for (int q = 0; q < kGroupQuads; q += 4) {
-        uint32_t all = 0;
-        for (int i = 0; i < 4; ++i) all |= (quads[q + i] >> shift & 0x03030303u) << 2 * i;
-        put(all);
+        put([&](int i) {
+          uint32_t all = 0;
+          for (int j = 0; j < 4; ++j) all |= (quads[q + j][i] >> shift & 0x03030303u) << 2 * j;
+          return all;
+        });
       }
     }
     if (traits.one) {
-      uint32_t all = 0;
-      for (int q = 0; q < kGroupQuads; ++q) all |= (quads[q] >> low_bits & 0x01010101u) << q;
-      put(all);
+      put([&](int i) {
+        uint32_t all = 0;
+        for (int q = 0; q < kGroupQuads; ++q) all |= (quads[q][i] >> low_bits & 0x01010101u) << q;
+        return all;
+      });
     }
   }
 }
 
-// Writes a row's codes and scales in the layout of kInt8, kInt8Channel or kInt4.
-void put_integers(const WeightFormat& format, const PackBlocksArgs& args, int row, char* strip, int lane) {
-  const GroupLayout layout = GroupLayout::of(format, args.k);
+// The number whose bytes are a unit of kInt8 and kInt4.
+template <int BYTES>
+struct UnitNumber {
+  using Type = uint32_t;
+};
+template <>
+struct UnitNumber<8> {
+  using Type = uint64_t;
+};
+
+using IntegerUnit = UnitNumber<kIntegerUnit>::Type;
+
+// Writes codes and scales of `count` inputs, from `begin` on, in the layout of kInt8, kInt8Channel or kInt4.
+void put_integers(const WeightFormat& format, const GroupLayout& layout, const Chunk* chunks, Units<IntegerUnit>& units,
+                  int begin, int count, const Lanes& lanes) {
+  constexpr IntegerUnit kFlip = static_cast<IntegerUnit>(~IntegerUnit{0}) / 255 * kInt8Flip;
+  constexpr int kUnits = Units<IntegerUnit>::kOfGroup;
   const bool channel = format.kind == WeightKind::kInt8Channel, nibbles = format.kind == WeightKind::kInt4;
-  Chunk chunk;
-  for (int begin = 0; begin < args.cols; begin += kChunkInputs) {
-    read_chunk(format, args, row, begin, chunk);
-    const int count = args.cols - begin < kChunkInputs ? args.cols - begin : kChunkInputs;
-    for (int i = 0; i < count;) {
-      const int g = (begin + i) / format.group;
-      const int size = channel || i + format.group > count ? count - i : format.group;
-      char* values = strip + (channel ? size_t(begin + i) * kLanes : layout.values_at(g));
-      if (!channel) {
-        char* scales = strip + layout.scale_at(g) + lane * sizeof(f16);
-        const int place = i / format.group;
-        std::memcpy(scales, &chunk.halves[place], sizeof(f16));
-        if (format.zero_points) std::memcpy(scales + layout.shift_bytes, &chunk.halves[row_groups(count) + place], sizeof(f16));
+  char* strip = lanes.first.strip;
+  units.take(chunks, lanes.count, row_groups(count));
+  for (int i = 0; i < count; i += kRowGroup) {
+    const int group = (begin + i) / format.group, in_group = (begin + i) % format.group;
+    if (!channel && in_group == 0) {
+      char* scales = strip + layout.scale_at(group) + lanes.first.lane * sizeof(f16);
+      const int place = i / format.group, shifts = row_groups(count);
+      for (int r = 0; r < lanes.count; ++r, scales += sizeof(f16)) {
+        std::memcpy(scales, &chunks[r].halves[place], sizeof(f16));
+        if (format.zero_points) std::memcpy(scales + layout.shift_bytes, &chunks[r].halves[shifts + place], sizeof(f16));
       }
-      const uint8_t* codes = chunk.codes + i;
-      if (nibbles) {
-        for (int j = 0; j < round_up_to(size, kRowGroup); j += 2 * kIntegerUnit) {
-          char* unit = values + size_t(j) / 2 * kLanes + lane * kIntegerUnit;
-          for (int u = 0; u < kIntegerUnit; ++u) {
-            unit[u] = static_cast<char>(codes[j + u] | codes[j + kIntegerUnit + u] << 4);
-          }
-        }
-      } else {
-        for (int j = 0; j < round_up_to(size, kRowGroup); j += kIntegerUnit) {
-          char* unit = values + size_t(j) * kLanes + lane * kIntegerUnit;
-          for (int u = 0; u < kIntegerUnit; ++u) unit[u] = static_cast<char>(codes[j + u] ^ kInt8Flip);
-        }
+    }
+    const auto* of_group = units.at + i / kIntegerUnit;
+    if (nibbles) {
+      char* to = strip + layout.values_at(group) + size_t(in_group) / 2 * kLanes;
+      for (int u = 0; u < kUnits; u += 2, to += sizeof of_group[u]) {
+        put_units<IntegerUnit>(lanes, to, [&](int lane) { return of_group[u][lane] | of_group[u + 1][lane] << 4; });
       }
-      i += size;
+    } else {
+      char* to = strip + (channel ? size_t(begin + i) * kLanes : layout.values_at(group) + size_t(in_group) * kLanes);
+      for (int u = 0; u < kUnits; ++u, to += sizeof of_group[u]) {
+        put_units<IntegerUnit>(lanes, to, [&](int lane) { return of_group[u][lane] ^ kFlip; });
+      }
     }
   }
-  if (channel) {
-    const float scale = scales_of(args, row).number(0);
-    std::memcpy(strip + (size_t(channel_inputs(args.k)) * kLanes + lane * sizeof scale), &scale, sizeof scale);
-  }
+}
+
+void put_channel_scales(const PackBlocksArgs& args, int row, const Lanes& lanes) {
+  float scales[kLanes] = {};
+  for (int r = 0; r < lanes.count; ++r) scales[r] = scales_of(args, row + r).number(0);
+  lanes.put(lanes.first.strip + size_t(channel_inputs(args.k)) * kLanes, scales);
 }
 
 }  // namespace
 
 void pack_blocks(const WeightFormat& format, const PackBlocksArgs& args) {
   if (args.source == BlockType::kE4m3 || args.source == BlockType::kTable4) return pack_widened(format, args);
-  for (int row = args.row_begin; row < args.row_end; ++row) {
-    const int column = row / args.group * args.group_stride + row % args.group + args.offset, lane = column % kLanes;
-    char* strip = static_cast<char*>(args.weight) + size_t(column / kLanes) * strip_bytes(format, args.k);
-    if (!is_blocks(format.kind)) {
-      put_integers(format, args, row, strip, lane);
-      continue;
+  const bool planes = is_blocks(format.kind), channel = format.kind == WeightKind::kInt8Channel;
+  const BlockTraits traits = planes ? traits_of(format) : BlockTraits{};
+  const GroupLayout layout = planes ? GroupLayout{} : GroupLayout::of(format, args.k);
+  Chunk chunks[kLanes] = {};
+  Units<uint32_t> quads;
+  Units<IntegerUnit> units;
+  // Rows that become neighbours in a strip are packed together, so that its vectors are written whole.
+  for (int row = args.row_begin; row < args.row_end;) {
+    const Lanes lanes{find_column(format, args.weight, args.k, packed_column(args, row)), run_length(args, row, kLanes)};
+    char* to = lanes.first.strip;
+    for (int begin = 0; begin < args.cols; begin += kChunkInputs) {
+      const int count = args.cols - begin < kChunkInputs ? args.cols - begin : kChunkInputs, groups = row_groups(count);
+      for (int r = 0; r < lanes.count; ++r) read_chunk(format, args, row + r, begin, chunks[r]);
+      if (planes) {
+        put_chunk(format, traits, chunks, quads, groups, lanes, to);
+        to += chunk_bytes(format, groups);
+      } else {
+        put_integers(format, layout, chunks, units, begin, count, lanes);
+      }
     }
-    const BlockTraits traits = traits_of(format);
-    const size_t whole = chunk_bytes(format, kChunkGroups);
-    Chunk chunk;
-    for (int begin = 0; begin < args.cols; begin += kChunkInputs, strip += whole) {
-      const int groups = row_groups(args.cols - begin < kChunkInputs ? args.cols - begin : kChunkInputs);
-      read_chunk(format, args, row, begin, chunk);
-      put_chunk(format, traits, chunk, groups, lane, strip);
-    }
+    if (channel) put_channel_scales(args, row, lanes);
+    row += lanes.count;
   }
 }
 

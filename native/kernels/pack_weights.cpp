@@ -1,7 +1,7 @@
 // Packs weights of a checkpoint into panels, and quantizes them if the format says so. Quantization has one column in
 // each lane. The sequence of operations for a column does not depend on the vector length, so every ISA level stores
 // the same integers and scales.
-#include "kernels/layout.h"
+#include "kernels/lanes.h"
 #include "kernels/table.h"
 #include "kernels/widened.h"
 
@@ -14,49 +14,9 @@ constexpr int kAheadBytes = 4 * kLineBytes;
 // The step sizes that int4 quantization tries, relative to the one that exactly spans a group's values.
 constexpr float kInt4Steps[] = {1.03f, 0.96f, 0.89f, 0.82f};
 
-int packed_column(const PackWeightsArgs& args, int row) {
-  return row / args.group * args.group_stride + row % args.group + args.offset;
-}
-
-// How many rows, from `row` on, become neighbours within one block of `width` packed columns.
-int run_length(const PackWeightsArgs& args, int row, int width) {
-  int count = width - packed_column(args, row) % width;
-  if (args.group - row % args.group < count) count = args.group - row % args.group;
-  return args.row_end - row < count ? args.row_end - row : count;
-}
-
 // Units of four bytes are transposed in vectors, whatever their type.
 template <typename T>
 constexpr bool kFourBytes = sizeof(T) * kFloatUnit<T> == 4;
-
-#if defined(__clang__) || __GNUC__ >= 12
-using Four = float __attribute__((vector_size(16)));
-
-// Transposes columns `in` [4][in_stride] of four-byte units into rows `out` [4][out_stride]. Strides are in bytes.
-TW_INLINE void transpose_four(const void* in, ptrdiff_t in_stride, void* out, ptrdiff_t out_stride) {
-  const char* from = static_cast<const char*>(in);
-  char* to = static_cast<char*>(out);
-  Four a, b, c, d;
-  std::memcpy(&a, from, sizeof a);
-  std::memcpy(&b, from + in_stride, sizeof b);
-  std::memcpy(&c, from + 2 * in_stride, sizeof c);
-  std::memcpy(&d, from + 3 * in_stride, sizeof d);
-  const Four ab = __builtin_shufflevector(a, b, 0, 4, 1, 5), cd = __builtin_shufflevector(c, d, 0, 4, 1, 5);
-  const Four ab_high = __builtin_shufflevector(a, b, 2, 6, 3, 7), cd_high = __builtin_shufflevector(c, d, 2, 6, 3, 7);
-  const Four rows[] = {__builtin_shufflevector(ab, cd, 0, 1, 4, 5), __builtin_shufflevector(ab, cd, 2, 3, 6, 7),
-                       __builtin_shufflevector(ab_high, cd_high, 0, 1, 4, 5),
-                       __builtin_shufflevector(ab_high, cd_high, 2, 3, 6, 7)};
-  for (int i = 0; i < 4; ++i) std::memcpy(to + i * out_stride, &rows[i], sizeof rows[i]);
-}
-#else
-TW_INLINE void transpose_four(const void* in, ptrdiff_t in_stride, void* out, ptrdiff_t out_stride) {
-  const char* from = static_cast<const char*>(in);
-  char* to = static_cast<char*>(out);
-  for (int i = 0; i < 4; ++i) {
-    for (int j = 0; j < 4; ++j) std::memcpy(to + i * out_stride + j * 4, from + j * in_stride + i * 4, 4);
-  }
-}
-#endif
 
 // The offset of a packed column of floats, in elements. Consecutive units of a column are kPanel units apart.
 template <typename T>
@@ -204,16 +164,6 @@ Int4Line find_int4_line(const float* x, int size, bool zero_points) {
   return best;
 }
 
-// The position of a packed column: its strip, and its lane there.
-struct Column {
-  char* strip;
-  int lane;
-};
-
-Column find_column(const WeightFormat& format, void* weight, int k, int column) {
-  return {static_cast<char*>(weight) + size_t(column / kLanes) * strip_bytes(format, k), column % kLanes};
-}
-
 // The byte of input i of a column stored in units. With nibbles, one unit holds the inputs of two.
 TW_INLINE uint8_t& byte_at(char* values, int lane, int i) {
   constexpr int kUnit = kIntegerUnit;
@@ -231,22 +181,8 @@ float get_half(const char* halves, int lane) {
   return to_float(half);
 }
 
-// Writes `count` consecutive columns of a strip, from `first` on. They take lanes 0 to `count` - 1 of the values.
-struct Lanes {
-  Column first;
-  int count;
-
-  // Elements [kLanes] at `to` within the strip.
-  template <typename T>
-  void put(char* to, const T* from) const {
-    char* place = to + first.lane * sizeof(T);
-    if (count == kLanes) {
-      std::memcpy(place, from, sizeof(T) * kLanes);
-    } else {
-      std::memcpy(place, from, sizeof(T) * count);
-    }
-  }
-
+// Writes numbers with one column in each lane.
+struct NumberLanes : Lanes {
   // Stores numbers as float16, and returns the rounded numbers, for which the integers are then chosen.
   F put_halves(char* to, F numbers) const {
     f16 halves[kLanes];
@@ -302,7 +238,7 @@ struct Lanes {
 };
 
 template <typename S>
-void pack_int8_channel(const PackWeightsArgs& args, int row, const Lanes& lanes) {
+void pack_int8_channel(const PackWeightsArgs& args, int row, const NumberLanes& lanes) {
   float x[kRowGroup * kLanes], scales[kLanes] = {};
   for (int r = 0; r < lanes.count; ++r) scales[r] = largest_in_row<S>(args, row + r) / 127.0f;
   lanes.put(lanes.first.strip + size_t(channel_inputs(args.k)) * kLanes, scales);
@@ -313,7 +249,7 @@ void pack_int8_channel(const PackWeightsArgs& args, int row, const Lanes& lanes)
 }
 
 template <typename S>
-void pack_groups(const WeightFormat& format, const PackWeightsArgs& args, int row, const Lanes& lanes) {
+void pack_groups(const WeightFormat& format, const PackWeightsArgs& args, int row, const NumberLanes& lanes) {
   const GroupLayout layout = GroupLayout::of(format, args.k);
   float x[kLargestGroup * kLanes];
   for (int g = 0; g < layout.groups; ++g) {
@@ -340,7 +276,7 @@ template <typename S>
 void pack_integers(const WeightFormat& format, const PackWeightsArgs& args) {
   for (int row = args.row_begin; row < args.row_end;) {
     const Column first = find_column(format, args.weight, args.k, packed_column(args, row));
-    const Lanes lanes{first, run_length(args, row, kLanes)};
+    const NumberLanes lanes{{first, run_length(args, row, kLanes)}};
     if (format.kind == WeightKind::kInt8Channel) {
       pack_int8_channel<S>(args, row, lanes);
     } else {

@@ -43,9 +43,9 @@ class Executor {
 
   // The system gives a thread memory of its own NUMA node. The caller is worker 0, so it is moved to worker 0's
   // processor while it loads, and moved back afterwards.
-  void set_weights(std::span<const Source> sources) {
+  bool set_weights(std::span<const Source> sources) {
     const Pinned pinned = pool_->pinned_caller();
-    weights_.set(sources, *pool_, loading_stopped_);
+    return weights_.set(sources, *pool_, loading_stopped_);
   }
   void check_complete() const { weights_.check_complete(); }
   bool read_weights(int file, int64_t offset, uint64_t checksum) {

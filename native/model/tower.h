@@ -42,9 +42,9 @@ class Tower {
   Tower(TowerPlan plan, const Kernels& kernels, CacheType cache_type, TowerShape shape, std::shared_ptr<ThreadPool> pool);
 
   // See Executor.
-  void set_weights(std::span<const Source> sources) {
+  bool set_weights(std::span<const Source> sources) {
     const Pinned pinned = pool_->pinned_caller();
-    weights_.set(sources, *pool_, loading_stopped_);
+    return weights_.set(sources, *pool_, loading_stopped_);
   }
   void check_complete() const { weights_.check_complete(); }
   bool read_weights(int file, int64_t offset, uint64_t checksum) {

@@ -23,7 +23,7 @@ from .formats import Formats, grid_group, interleaved_with, small_float_group, w
 
 logger = logging.getLogger(__name__)
 
-_BYTES_TOGETHER = 1 << 28  # of a mapped checkpoint: looked through, then packed while they are still in memory
+_BYTES_TOGETHER = 1 << 28  # of a mapped checkpoint: packed in one call of the runtime
 
 
 def set_weights(
@@ -102,12 +102,16 @@ def _num_bytes(tensor: WeightTensor) -> int:
 
 
 def _pack(native: _native.Executor | _native.Tower, tensors: dict[str, WeightTensor], threads: int) -> None:
-    require_finite(list(tensors.values()), threads)
+    # The runtime looks through floats and blocks while it packs them.
+    others = [tensor for tensor in tensors.values() if not isinstance(tensor, DenseTensor | BlockTensor)]
+    require_finite(others, threads)
     floats, matrices = [], []
     for name, tensor in tensors.items():
         if isinstance(tensor, BlockTensor):
-            kind = tensor.kind.name.lower()
-            matrices.append(_native.BlockSource(name, tensor.data, kind, tensor.row_order, tensor.mapped))
+            kind = tensor.kind
+            scales_at = [(half + 1, 0x7C) for half in kind.halves] + [(0, 0xFF)] * kind.exponent
+            order, mapped = tensor.row_order, tensor.mapped
+            matrices.append(_native.BlockSource(name, tensor.data, kind.name.lower(), order, mapped, scales_at))
         elif isinstance(tensor, QuantizedTensor):
             matrices.append(_grid(name, tensor))
         elif isinstance(tensor, SmallFloatTensor):
@@ -117,7 +121,8 @@ def _pack(native: _native.Executor | _native.Tower, tensors: dict[str, WeightTen
             if swapped:
                 data = data.view(data.dtype.newbyteorder())  # the same bytes; they are swapped as they are packed
             floats.append((name, data, tensor.dtype, swapped, tensor.mapped))
-    native.set_weights(floats, matrices)
+    if not native.set_weights(floats, matrices):
+        require_finite(list(tensors.values()), threads)  # which names the first tensor and says how many
 
 
 def _small_floats(name: str, tensor: SmallFloatTensor) -> _native.BlockSource:

@@ -10,12 +10,19 @@
 
 namespace tidewheel {
 
+// The byte of a block that has the exponent of a scale. If all bits of `exponent` are set, the scale is not finite.
+struct ScaleByte {
+  size_t at;
+  uint8_t exponent;
+};
+
 // How a quantized checkpoint, whose bits are kept, stores a matrix: see PackBlocksArgs.
 struct StoredBlocks {
   BlockType type;
   size_t row_bytes;   // from one row of blocks or codes to the next
   size_t data_bytes;  // bytes of a row that are read
   const int32_t* row_order = nullptr;  // row r is the stored row row_order[r]; null: the same order
+  std::vector<ScaleByte> scales_at = {};  // of GGUF's blocks: the scales that must be finite
   // For kGrid, kE4m3 and kTable4. kNvfp4 and kMxfp4Rows use only the scales, of one byte each.
   int bits = 0, group = 0;
   DType scale_type = DType::kFloat32;

@@ -12,6 +12,7 @@
 #include "kernels/block_formats.h"
 #include "model/require.h"
 #include "model/weights/byte_order.h"
+#include "model/weights/finite.h"
 #include "model/weights/pack_source.h"
 
 namespace tidewheel {
@@ -233,7 +234,7 @@ void Weights::pack(const Slot& slot, const Source& source, int group, int row_be
   pack_rows(kernels_, *slot.linear, slot.linear->slices[group], source, slot.columns, slot.rows, row_begin, row_end, room);
 }
 
-void Weights::set(std::span<const Source> sources, ThreadPool& pool, const std::atomic<bool>& stop) {
+bool Weights::set(std::span<const Source> sources, ThreadPool& pool, const std::atomic<bool>& stop) {
   // What a worker packs at a time.
   struct Piece {
     size_t source;
@@ -245,11 +246,11 @@ void Weights::set(std::span<const Source> sources, ThreadPool& pool, const std::
   for (size_t i = 0; i < sources.size(); ++i) {
     slots.push_back(&find(sources[i]));
     const Slot& slot = *slots[i];
-    if (slot.cols && slot.linear->unpacked) {
+    if (is_unpacked(slot)) {
       slot.linear->parts.push_back({sources[i], slot.columns, slot.rows});
-      continue;
+    } else {
+      room = std::max(room, room_for(sources[i], slot.cols));
     }
-    room = std::max(room, room_for(sources[i], slot.cols));
     for (size_t group = 0; group < pieces.size(); ++group) {
       const Range rows = rows_of(slot, static_cast<int>(group));
       for (int row = rows.begin; row < rows.end; row += kPanel) {
@@ -259,12 +260,15 @@ void Weights::set(std::span<const Source> sources, ThreadPool& pool, const std::
   }
   std::vector<std::atomic<int>> rows_done(sources.size());
   std::vector<char> rooms(room * pool.size());
+  std::atomic<bool> finite = true;
   // One parallel region for all tensors, so that no worker waits for the others at the end of each tensor.
   pool.run([&](Worker& worker) {
     const std::vector<Piece>& own = pieces[worker.group()];
     worker.share_in_group(static_cast<int64_t>(own.size()), 1, [&](int64_t piece, int64_t) {
       if (stop.load(std::memory_order_relaxed)) return;
       const auto [i, begin, end] = own[piece];
+      if (!are_finite(sources[i], begin, end)) finite.store(false, std::memory_order_relaxed);
+      if (is_unpacked(*slots[i])) return;
       pack(*slots[i], sources[i], worker.group(), begin, end, rooms.data() + worker.index() * room);
       const int rows = end - begin;
       if (rows_done[i].fetch_add(rows, std::memory_order_acq_rel) + rows == slots[i]->rows) give_back(sources[i]);
@@ -272,6 +276,7 @@ void Weights::set(std::span<const Source> sources, ThreadPool& pool, const std::
   });
   if (stop.load()) throw Stopped();
   for (Slot* slot : slots) slot->done = true;
+  return finite;
 }
 
 bool Weights::read_packed(int file, int64_t offset, uint64_t checksum, ThreadPool& pool,

@@ -68,9 +68,10 @@ class Weights {
   void place(const Ownership& ownership);
 
   // Packs tensors in this order, with all threads of the pool. Memory of mapped tensors is freed as soon as they are
-  // packed. Throws std::invalid_argument for an unexpected name or shape, or for a quantized tensor of another format
-  // than its matrix, before anything is packed. Throws Stopped soon after `stop` becomes true.
-  void set(std::span<const Source> sources, ThreadPool& pool, const std::atomic<bool>& stop);
+  // packed. Returns whether all their numbers are finite, as far as `are_finite` looks. Throws std::invalid_argument for
+  // an unexpected name or shape, or for a quantized tensor of another format than its matrix, before anything is packed.
+  // Throws Stopped soon after `stop` becomes true.
+  bool set(std::span<const Source> sources, ThreadPool& pool, const std::atomic<bool>& stop);
 
   // Throws std::invalid_argument with the name of a tensor that was never set, if there is one.
   void check_complete() const;
@@ -101,6 +102,7 @@ class Weights {
   const std::vector<int32_t>* order_of(const std::string& name) const;
   // Returns the Linear of the chain that has the tensor, and the tensor's columns there.
   std::pair<Linear*, Columns> add_matrix(const std::string& name, Linear& matrix, int rows, int cols, Columns columns);
+  static bool is_unpacked(const Slot& slot) { return slot.cols && slot.linear->unpacked; }
   Slot& find(const Source& source);
   // The rows that a group owns.
   Range rows_of(const Slot& slot, int group) const;

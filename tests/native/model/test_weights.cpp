@@ -5,6 +5,7 @@
 #include <map>
 
 #include "model/weights/byte_order.h"
+#include "model/weights/finite.h"
 #include "model/weights/weights.h"
 #include "support.h"
 
@@ -116,6 +117,42 @@ TEST_CASE("numbers are read from either byte order") {
   CHECK(read_word<uint16_t>(bytes, 0, kLittleEndian) == 0x3f80);
   CHECK(read_word<uint16_t>(bytes, 1, !kLittleEndian) == 0x3412);
   CHECK(read_word<uint32_t>(bytes, 0, kLittleEndian) == 0x3f801234);
+}
+
+TEST_CASE("a number that is not finite is found in its row, in either byte order and whichever way rows lie") {
+  constexpr int kRows = 5, kCols = 600;
+  for (const bool swapped : {false, true}) {
+    for (const bool columns : {false, true}) {
+      auto words = random_bits<uint16_t>(kRows * kCols);
+      const Source source{"w", words.data(), DType::kBFloat16, {kRows, kCols},
+                          columns ? std::vector<int64_t>{1, kRows} : std::vector<int64_t>{kCols, 1}, swapped};
+      for (uint16_t& word : words) word = swapped ? swap_bytes(word) : word;
+      CHECK(are_finite(source, 0, kRows));
+      for (const int col : {0, 300, kCols - 1}) {
+        uint16_t& word = words[columns ? col * kRows + 3 : 3 * kCols + col];
+        const uint16_t infinite = 0xff80, kept = word;
+        word = swapped ? swap_bytes(infinite) : infinite;
+        CHECK_FALSE(are_finite(source, 2, 4));
+        CHECK(are_finite(source, 0, 3));
+        CHECK(are_finite(source, 4, kRows));
+        word = kept;
+      }
+    }
+  }
+}
+
+TEST_CASE("a scale of a block that is not finite is found in its row") {
+  constexpr size_t kBlock = 144, kRow = 3 * kBlock;  // q4_k: two float16 numbers, then what may have any bits
+  std::vector<uint8_t> bytes(4 * kRow, 0xff);
+  for (size_t i = 0; i < bytes.size(); i += kBlock) std::fill_n(bytes.begin() + i, 4, uint8_t{0x3b});
+  const int32_t order[] = {3, 2, 1, 0};
+  Source source{"w", bytes.data(), DType::kFloat32, {4, 768}, {}};
+  source.blocks = StoredBlocks{BlockType::kQ4K, kRow, kRow, order, {{1, 0x7c}, {3, 0x7c}}};
+  CHECK(are_finite(source, 0, 4));
+  bytes[kRow + 2 * kBlock + 3] = 0xfc;
+  CHECK_FALSE(are_finite(source, 2, 3));
+  CHECK(are_finite(source, 0, 2));
+  CHECK(are_finite(source, 3, 4));
 }
 
 TEST_CASE("each matrix is stored in its own format, and tensors whose columns alternate must agree") {
