@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from ..adapters.registry import LoraRegistry
     from ..cache.tiers.folder import BlockFolder
     from ..core.engine import Engine
+    from ..devices.base import Device
     from ..devices.executor import DraftExecutor
     from ..devices.tower import TowerExecutor
     from ..hosting.cores import SharedCores
@@ -118,7 +119,7 @@ class EngineLoad:
                 if opened.tokenizer_source is not None:
                     path = opened.tokenizer_source.path
                     self._tokenizer_versions[path] = files_version(path)
-        self._threads = None if cores is None or self._stages else cores.threads_of(model.device)
+        self._threads = None if self._stages else _threads(model.device, cores)
         self._thread = threading.Thread(target=self._load, name="weights")
 
     def _open_kv_folder(self) -> BlockFolder | None:
@@ -355,7 +356,8 @@ class EngineLoad:
 
     def _load(self) -> None:
         try:
-            if self._cores is not None:
+            # Streams of other models go on meanwhile; or the caller, whose work is one thread's, would be done last.
+            if self._cores is not None or self._threads is not None:
                 lower_thread_priority()
             if self._kv_folder is not None:
                 self._kv_folder.scan()
@@ -448,6 +450,16 @@ def check_at_once(options: EngineOptions, host: StageHost | None = None) -> None
     """
     if host is None:
         check_options(options.device, options.device_options, options.pipeline.stages)
+
+
+def _threads(device: Device, cores: SharedCores | None) -> object | None:
+    """The threads with which a model computes once it is loaded, and other models of `cores` too; None: the threads
+    that loaded it.
+    """
+    if cores is not None:
+        return cores.threads_of(device)
+    groups = device.thread_groups()
+    return None if groups is None else device.start_threads(groups)
 
 
 def _open_draft(options: EngineOptions, model: OpenedModel) -> OpenedDraft | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -178,6 +180,23 @@ def test_a_folder_is_served(folder: Path) -> None:
         stream = engine.submit(Request("r", prompt, SamplingParams(max_tokens=4, temperature=0.0)))
         outputs = [output async for output in stream]
         assert outputs[-1].finish_reason in (FinishReason.LENGTH, FinishReason.STOP)
+        await engine.stop()
+
+    asyncio.run(main())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has a priority for each thread")
+def test_threads_that_compute_have_the_priority_of_the_caller(folder: Path) -> None:
+    pytest.importorskip("tidewheel._native")
+
+    def threads() -> set[int]:
+        return {int(name) for name in os.listdir("/proc/self/task")}
+
+    async def main() -> None:
+        before, own = threads(), os.getpriority(os.PRIO_PROCESS, 0)
+        engine = load_engine(EngineOptions(str(folder), device="cpu", max_model_len=64, max_num_seqs=2))
+        assert {os.getpriority(os.PRIO_PROCESS, thread) for thread in threads() - before} <= {own}
+        engine.start()
         await engine.stop()
 
     asyncio.run(main())
