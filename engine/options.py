@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal, get_args
 
 from .adapters.options import LoraOptions
 from .declaring.option import REQUIRED, Options, option
+from .declaring.record import record
 from .declaring.values import above, at_least, count, json_object, number, number_or_none, whole_number
 from .devices import DEVICE_NAMES
 from .media.options import MediaOptions
@@ -30,7 +31,7 @@ def logprobs_limit(max_logprobs: int, vocab_size: int) -> int:
     return vocab_size if max_logprobs == -1 else min(max_logprobs, vocab_size)
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class EngineOptions(Options):
     """What to serve and how. None and "auto" leave the choice to the model, the device and the machine.
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from .declaring.option import Options, option
+from .declaring.record import record
 from .declaring.values import at_least, count
 
 
@@ -17,7 +17,7 @@ def _above_zero(split: Sequence[int]) -> str | None:
     return None if split and all(layers > 0 for layers in split) else "must be numbers of layers above 0, like 10,12,10"
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class PipelineOptions(Options):
     """How many stages there are, and how many layers each of them has. Raises OptionError."""
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from difflib import get_close_matches
 from typing import Any
 
 from tidewheel.engine.declaring.option import Options, option
+from tidewheel.engine.declaring.record import record
 from tidewheel.engine.declaring.values import above, at_least, count, json_object, number
 from tidewheel.engine.models.generation import SAMPLING_NAMES
 
@@ -81,7 +82,7 @@ def _strings(text: str) -> list[str]:
     return list(items)
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class AppOptions(Options):
     """What the application needs to know besides the engine.
 

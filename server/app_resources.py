@@ -6,10 +6,11 @@ Options that cannot be used are reported before a model is looked for. So this m
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tidewheel.engine.declaring.record import record
 from tidewheel.engine.errors import ModelError, TidewheelError
 from tidewheel.engine.files.reading import require_file
 from tidewheel.engine.files.wording import reason, shown
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from .telemetry.tracing import Tracer
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class AppResources:
     """What the application's options name, read and made.
 

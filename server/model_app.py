@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 from starlette.routing import Route
+
+from tidewheel.engine.declaring.record import record
 
 from .api.one_model import one_model_routes
 from .app_frame import app_of
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from .responses.store import Responses
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class ModelApp:
     """What one model answers, while its engines run.
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Literal, get_args
 
 from msgspec import Struct
 
 from ..declaring.option import Options, option
+from ..declaring.record import record
 from ..declaring.values import at_least, between, count
 from ..weights.dtypes import DType
 
@@ -71,7 +71,7 @@ def _is_a_factor(value: float) -> str | None:
     return None if 1 <= value <= _MAX_FACTOR else f"must be between 1 and {_MAX_FACTOR}"
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class LoraOptions(Options):
     """Which adapters are served, how many at once, and how they are stored. Raises OptionError."""
 

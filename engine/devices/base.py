@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ..cancellation import Cancellation
+from ..declaring.record import record
 from ..models.spec import DecoderSpec, StageSpec, TowerSpec
 from ..weights.dtypes import DType, KvCacheDType
 from ..weights.quantization import Method, Quantization
@@ -18,7 +18,7 @@ from .load_plan import LoadPlan
 from .tower import TowerExecutor, TowerOptions
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Capabilities:
     """What a device can do in addition to running a decoder.
 

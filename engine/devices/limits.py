@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from msgspec import Struct
 
+from ..declaring.record import record
 from ..weights.dtypes import DType, KvCacheDType
 from ..weights.kv_scales import KvScales
 from ..weights.quantization import Quantization
@@ -25,7 +25,7 @@ class LoraLimits(Struct, frozen=True):
     of_experts: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class ExecutorOptions:
     """What any device is asked to provide. `max_model_len` is in tokens.
 
@@ -111,7 +111,7 @@ class StepShape(Struct, frozen=True):
         return self.num_sequences >= other.num_sequences and self.query_len >= other.query_len
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class CacheGroup:
     """Layers whose KV blocks are managed together: `num_blocks`, and one for padding behind them.
 
@@ -127,7 +127,7 @@ class CacheGroup:
         return self.num_blocks
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class ExecutorLimits:
     """The limits that the scheduler must keep to.
 

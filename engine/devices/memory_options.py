@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 
 from ..declaring.option import Options, option
+from ..declaring.record import record
 from ..declaring.values import number
 
 logger = logging.getLogger(__name__)
@@ -15,7 +15,7 @@ def _positive_fraction(value: float) -> str | None:
     return None if 0 < value <= 1 else "must be above 0 and at most 1"
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class MemoryOptions(Options):
     """How much of the memory the device takes."""
 

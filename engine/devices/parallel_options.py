@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ..declaring.option import Options, option
+from ..declaring.record import record
 from ..declaring.values import at_least, count
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class ParallelOptions(Options):
     """How many accelerators, or groups of cores, hold a part of each layer (https://arxiv.org/abs/1909.08053)."""
 

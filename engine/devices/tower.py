@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..declaring.record import record
 from ..models.spec import AttentionSpec, CrossAttentionSpec, LayerSpec, TowerSpec, mixers
 from ..weights.dtypes import DType
 from ..weights.lora import LoraAdapter
@@ -18,7 +18,7 @@ from .executor import Executor
 Rows = NDArray[np.float32]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class TowerOptions:
     """How a tower is loaded: its weights and K and V in `dtype`, or matrices of layers as `quantization` says.
     Without one, matrices that are quantized keep their format, unless `keeps_quantized` is False.

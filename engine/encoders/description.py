@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
+from ..declaring.record import record
 from ..errors import ModelError
 from ..files.folder import read_config, read_json_if_there
 from ..files.reading import is_there, require_file, require_no_special_files
@@ -39,7 +40,7 @@ _MOST_WORDS = 2**24  # float32 has room for their numbers
 _NO_LIMIT = 10**6  # tokenizers without a limit say 10**30
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class EncoderDescription:
     """An encoder's files, its limits in tokens, and how its output becomes an answer.
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from ..declaring.record import record
 from ..errors import ModelError
 from ..files.folder import read_json
 from ..files.reading import is_there
@@ -27,7 +27,7 @@ _DENSE_ACTIVATIONS: Mapping[str, Literal["gelu", "relu", "silu", "tanh"] | None]
 _MOST_NUMBERS = 1 << 16  # of a vector
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Linear:
     """A linear layer: its `tensors` are `weight` and, if it has one, `bias`. `activation` is what `spec` lacks."""
 
@@ -36,7 +36,7 @@ class Linear:
     activation: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class TokenLayers:
     """What is computed of each token's row beside the encoder.
 

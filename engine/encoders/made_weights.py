@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..declaring.record import record
 from ..media.processing import normalized
 from ..models.spec import NormSpec, TowerSpec, tower_shapes
 from ..models.spec.shapes import Shapes, linear, under
@@ -33,7 +33,7 @@ class Made(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Zeros:
     """The bias of a matrix that has none, beside others that do."""
 
@@ -48,7 +48,7 @@ class Zeros:
         return np.zeros(self.size, np.float32)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class PositionTable:
     """A table of disentangled attention: for each head, its part of the table `relative`, normalized, through the
     matrix `projection`, `[heads * rows, size / heads]`.

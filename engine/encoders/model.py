@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from ..declaring.record import record
 from ..models.spec import Activation, NormSpec, TowerSpec
 from ..models.tensor_ref import TensorRef
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 _WORDS = 1024  # of a projection: the logits of all tokens of a long text for all words would take gigabytes
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class EmbeddingSpec:
     """A token's row: `norm(scale * words[id] + positions[position] + types[type])`.
 
@@ -38,7 +39,7 @@ class EmbeddingSpec:
         return {name: count for name, count in rows.items() if count}
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class HeadSpec:
     """What computes logits: `out(norm(act(dense(x))))`.
 
@@ -77,7 +78,7 @@ class AnswerTokens(NamedTuple):
     false: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class TasksSpec:
     """Tasks with low-rank adapters, which requests choose by the names of their `prompts`. Without one there are none.
 
@@ -92,7 +93,7 @@ class TasksSpec:
     matrices: Mapping[str, tuple[str, ...]]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class SkipSpec:
     """A connection around a layer of the tower: `norm(layer(x) + x)`, or `norm(layer(x) + act(conv(x)))`.
 
@@ -106,7 +107,7 @@ class SkipSpec:
     activation: Activation | Literal["tanh"] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(frozen=True, slots=True, kw_only=True)
 class EncoderModel:
     """An encoder: rows of tokens, the tower's layers, the norm behind them and, if it classifies, a head.
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from ..declaring.option import Options, option
+from ..declaring.record import record
 from ..declaring.values import at_least, count, json_object
 from ..model_names import short_name
 from .pooler_config import check_pooler_config
@@ -30,7 +30,7 @@ _TASKS: Mapping[str, tuple[Runner, Convert]] = {
 EncoderDType = Literal["auto", "float32", "bfloat16", "float16", "int8"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class EncoderOptions(Options):
     """Which encoders to serve, under which names (without any, their own), and on how many threads.
 

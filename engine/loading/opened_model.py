@@ -7,13 +7,14 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
 from ..cancellation import Cancellation
+from ..declaring.record import record
 from ..devices import get_device, require
 from ..devices.base import Device
 from ..devices.cache_split import GroupBytes
@@ -55,7 +56,7 @@ _GIB = 2**30
 _MIN_ADAPTER_BYTES = 64 * 2**20
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class OpenedModel:
     """A model that has been found, and the device that will compute it. Its weights are not read yet.
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..cancellation import Cancellation
 from ..declaring.option import OptionError
+from ..declaring.record import record
 from ..devices.base import Device
 from ..devices.executor import Executor
 from ..devices.tower import TowerExecutor, TowerOptions
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 _GIB = 2**30
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class OpenedVision:
     """How a model sees images, and the weights of its tower, which are not read yet.
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+
+from ..declaring.record import record
 
 _ROOT = Path("/")
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class MemoryLimit:
     """Memory of one control group, in bytes. `used` does not count page cache that can be dropped."""
 
@@ -48,7 +49,7 @@ def memory_limits(root: Path = _ROOT) -> Iterator[MemoryLimit]:
             yield MemoryLimit(min(numbers), max(taken, 0))
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class _Mount:
     root: PurePosixPath  # the group that is mounted at `point`
     point: Path

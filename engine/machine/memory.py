@@ -7,16 +7,16 @@ import os
 import resource
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
+from ..declaring.record import record
 from .cgroup import memory_limits
 
 _ROOT = Path("/")
 _M_ARENA_MAX = -8  # of glibc's malloc.h
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Memory:
     """Amounts in bytes. None if the system does not say, or if no control group limits this process.
 

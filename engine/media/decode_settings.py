@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from ..declaring.record import record
 
 DEFAULT_MAX_BYTES = 20_000_000  # of the files of an image or a video
 MAX_FRAMES = 768  # of a video, whatever the options say; as many as Qwen's processors take
 LEAST_FPS, MOST_FPS = 0.01, 1000.0  # of the frames of a video
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class DecodeSettings:
     """An image, or a frame, may have `max_pixels`; transparent pixels are put on `background`, in RGB.
 

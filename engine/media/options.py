@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from ..declaring.option import Options, option
+from ..declaring.record import record
 from ..declaring.values import above, at_least, between, count, json_object, number
 from .decode_settings import DEFAULT_MAX_BYTES, LEAST_FPS, MAX_FRAMES, MOST_FPS, DecodeSettings
 
@@ -108,7 +109,7 @@ def _is_domain(name: str) -> str | None:
     return None if name else "must be a host's name"
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class MediaOptions(Options):
     """Which images requests may have. `mm_processor_cache_gb` is in GiB, `image_fetch_timeout` in seconds.
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..declaring.record import record
 from ..weights.dtypes import bfloat16_bits
 
 Image = NDArray[np.uint8]  # [height, width, 3]
@@ -124,7 +124,7 @@ def nearest_arrangement(among: Sequence[tuple[int, int]], height: int, width: in
     return best
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Pixels:
     """How a level of a colour becomes a number: `(level * factor - mean) / std`, colour by colour.
 
@@ -158,7 +158,7 @@ def _to_bfloat16(values: Floats) -> Floats:
     return (bfloat16_bits(values).astype(np.uint32) << 16).view(np.float32)
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Patches:
     """How an image is cut: squares of `size` pixels, as a convolution over them takes their numbers.
 

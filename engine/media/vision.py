@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..declaring.record import record
 from ..devices.tower import Rows, TowerExecutor
 from ..models.spec import TowerSpec
 from ..models.tensor_ref import TensorRef
@@ -24,7 +24,7 @@ class Marks(NamedTuple):
     slot: str
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Expansion:
     """What stands for an image in a prompt: text with `len(counts)` slots, of which the i-th is `counts[i]` tokens.
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from ..declaring.record import record
 from .spec import DecoderSpec, MtpSpec
 from .tensor_ref import TensorRef
 
@@ -13,7 +14,7 @@ def _nowhere(name: str) -> tuple[TensorRef, ...]:
     return ()
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class MtpDescription:
     """A layer for drafts that checkpoints of a model may have, and where its weights are in them.
 
@@ -24,7 +25,7 @@ class MtpDescription:
     tensors: Mapping[str, TensorRef]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class ModelDescription:
     """A decoder, and where its weights are in the family's checkpoints.
 

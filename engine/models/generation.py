@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
+from ..declaring.record import record
 from ..errors import InvalidRequestError, ModelError
 from ..files.folder import read_json_if_there
 from ..files.wording import one_line, shown
@@ -19,7 +20,7 @@ SAMPLING_NAMES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty"
 _MAX_SPECIAL_TOKENS = 1000  # that end a sequence; models name a handful
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class GenerationConfig:
     """`eos_token_ids` may be empty. A sampling field is None where nothing is suggested. `origin` names the file."""
 

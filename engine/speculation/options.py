@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, cast, get_args
 
 from msgspec import Struct
 
 from ..declaring.option import OptionError, Options, option, options_of
+from ..declaring.record import record
 from ..declaring.values import at_least, count, json_object
 from ..weights.quantization import Method
 from ..weights.quantized import QUANTIZATION_ALIASES, CheckpointMethod
@@ -89,7 +89,7 @@ class Eagle3(Struct, frozen=True):
     max_context: int | None = None
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class SpeculativeOptions(Options):
     """How tokens are drafted. Raises OptionError for a method that is not there, and for keys that it does not have."""
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal, get_args
 
+from ..declaring.record import record
 from .block_types import KINDS, BlockKind
 
 BlockMethod = Literal["int4", "q4_k_m", "q5_k_m", "q6_k", "q8_0"]
@@ -51,7 +52,7 @@ def _first_part(parts: int) -> _Layers:
     return lambda layer, count: layer < count // parts
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class _Mix:
     """`base` is the type of most matrices, and `head` that of the head, or of an embedding that is the head too.
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from ..declaring.record import record
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class StoredFormat:
     """All tensors that a checkpoint stores in one format, under the file format's own name for it."""
 
@@ -15,7 +16,7 @@ class StoredFormat:
     bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Contents:
     """A checkpoint: its files, the tensors in them, those that take most first, and what they say of themselves.
 

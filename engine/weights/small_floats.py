@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..declaring.record import record
 from .bits import unpack
 from .quantization import SmallFloat, TensorFormat
 
@@ -30,7 +30,7 @@ E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -
 """What each of the 16 codes of e2m1 means."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class ScaleCodes:
     """The scales of a matrix as codes of 8 bits, `[N, groups]`. They mean `table[code] * largest + offset`, in float32.
     `largest [N, groups / run]` is for `run` groups of a row, and `offsets [N]` for a row.
@@ -47,7 +47,7 @@ class ScaleCodes:
         return np.asarray(products + self.offsets[:, np.newaxis], np.float32)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class SmallFloatTensor:
     """A matrix `[N, K]` of small floats, with a scale for each group of a row's inputs. A weight is its scale times
 

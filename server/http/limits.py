@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tidewheel.engine.declaring.option import Options, option
+from tidewheel.engine.declaring.record import record
 from tidewheel.engine.declaring.values import at_least, count, number_or_none
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class ConnectionLimits(Options):
     """Sizes in bytes, times in seconds; None is no limit.
 
@@ -51,7 +50,7 @@ class ConnectionLimits(Options):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class AdmissionLimits(Options):
     """What requests may ask for. None is no limit.
 

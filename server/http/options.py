@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from tidewheel.engine.declaring.option import Options, option
+from tidewheel.engine.declaring.record import record
 from tidewheel.engine.declaring.values import at_least, between, number, whole_number
 
 from .limits import ConnectionLimits
@@ -14,7 +15,7 @@ from .limits import ConnectionLimits
 _CERTIFICATE_REQUIREMENTS = {"0": "none", "1": "optional", "2": "required"}
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class HttpOptions(Options):
     """Where to listen, with which certificates, and how much clients may send. Times are in seconds."""
 

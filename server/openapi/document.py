@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
@@ -11,6 +10,7 @@ import orjson
 from starlette.routing import BaseRoute, Route
 
 from tidewheel import __version__
+from tidewheel.engine.declaring.record import record
 
 from ..protocol.errors import ErrorResponse
 from .tags import REF, Schema, reachable, relax_tags
@@ -32,7 +32,7 @@ _REFUSALS_OF_WAITING = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(frozen=True, slots=True, kw_only=True)
 class Operation:
     """What a handler takes and gives, for the document. All types are msgspec's to describe.
 

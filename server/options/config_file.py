@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tidewheel.engine.declaring.option import OptionError, Options, option
+from tidewheel.engine.declaring.record import record
 from tidewheel.engine.errors import ModelError
 from tidewheel.engine.files.reading import read_file
 from tidewheel.engine.files.wording import one_line
@@ -16,7 +16,7 @@ from tidewheel.engine.files.wording import one_line
 _MAX_BYTES = 1 << 20
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class ConfigFileOptions(Options):
     """Where more options are."""
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 
 from tidewheel.engine.declaring.option import Options, option
+from tidewheel.engine.declaring.record import record
 from tidewheel.engine.declaring.values import at_least, count, number_or_none
 
 MAX_NAME = 200
@@ -27,7 +27,7 @@ def _check_memory(text: str) -> str | None:
     return None
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class HostingOptions(Options):
     """Which models one server has, and how many of them are loaded at once. Times are in seconds."""
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from tidewheel.engine.declaring.option import Options, option
+from tidewheel.engine.declaring.record import record
 from tidewheel.engine.declaring.values import at_least, count
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class ReplicaOptions(Options):
     """Without a backend there is one server, in this process."""
 

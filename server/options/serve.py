@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from tidewheel.engine.declaring.mistakes import Mistakes, made
 from tidewheel.engine.declaring.option import options_of
+from tidewheel.engine.declaring.record import record
 from tidewheel.engine.encoders.options import EncoderOptions
 from tidewheel.engine.options import EngineOptions
 
@@ -56,7 +57,7 @@ _OF_ENCODERS = frozenset("download_dir device dtype quantization threads_bind re
 """Those that encoders have as well."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class ServeOptions:
     """The options of `tidewheel serve`, by the part that needs them.
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from itertools import takewhile
 from types import MappingProxyType
 
 from msgspec import Struct
 
+from tidewheel.engine.declaring.record import record
 from tidewheel.engine.declaring.values import positive_count
 
 from .spelling import is_flag, spelled, take_positionals
@@ -44,7 +45,7 @@ class VllmFlag(Struct, frozen=True):
     why: str
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class VllmLine:
     """A command line without vLLM's flags: `notes` say what has no effect, `refusals` what is not supported."""
 

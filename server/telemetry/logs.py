@@ -6,15 +6,15 @@ import json
 import logging
 import os
 import sys
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
 from tidewheel.engine.declaring.option import Options, option
+from tidewheel.engine.declaring.record import record
 from tidewheel.engine.start_log import start_logger
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class LogOptions(Options):
     """What is logged, and how."""
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ...declaring.option import Options, option
+from ...declaring.record import record
 from ...declaring.values import at_least, count
 
 
@@ -12,7 +11,7 @@ def _check_binding(cores: str) -> str | None:
     return "must name cores or be auto: threads are always bound to cores" if cores == "nobind" else None
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class CpuOptions(Options):
     """Which cores to compute on, and where packed weights are kept between starts (None: nowhere)."""
 

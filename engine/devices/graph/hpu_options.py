@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 
 from ...declaring.option import Options, option
+from ...declaring.record import record
 
 
 def is_lazy() -> bool:
@@ -13,7 +13,7 @@ def is_lazy() -> bool:
     return os.environ.get("PT_HPU_LAZY_MODE", "0") == "1"
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class HpuOptions(Options):
     """What to log of steps, to find lost time."""
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Literal, get_args
 
 from ...declaring.option import Options, listed, option
+from ...declaring.record import record
 from ...declaring.values import at_least, between, count, number
 from ..bucketing import DecodeUnit, Strategy
 
@@ -23,7 +23,7 @@ def _bound(help_text: str, variable: str, *more: str) -> int | None:
     return bound
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class GraphOptions(Options):
     """The sizes to compile before the device serves, and the memory for graphs. Bounds are None by default."""
 

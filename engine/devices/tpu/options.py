@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ...declaring.option import Options, option
+from ...declaring.record import record
 from ...declaring.values import count
 
 _SMALLEST_BUCKET = 16
@@ -16,7 +15,7 @@ def _gap(value: float) -> str | None:
     return f"must be 0 or a multiple of {_SMALLEST_BUCKET}"
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class TpuOptions(Options):
     """Which sizes of step are compiled, and where compiled programs are kept between starts (None: nowhere)."""
 

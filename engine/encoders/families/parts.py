@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from typing import Literal
 
+from ...declaring.record import record
 from ...errors import ModelError
 from ...models.config import ConfigReader
 from ...models.families.parts import attention
@@ -123,7 +124,7 @@ def head_modules(architecture: str, texts: Modules, tokens: Modules, words: Modu
     return words if architecture.endswith(_OF_WORDS) else texts
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Layout:
     """Where a checkpoint has the weights: `modules` by their names here, those of a layer behind `layers` and its
     number, and any of the `prefixes` before all of that. A layer of the checkpoint is `in_parts` layers of the tower.

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from ...declaring.record import record
 from ...devices.tower import Rows, TowerExecutor
 from ...models.config import ConfigReader
 from ...models.module_tensors import in_places, module_tensors
@@ -178,7 +178,7 @@ class Phi3Vision(Vision):
             yield
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class _Numbers(Patches):
     """Patches of tiles whose levels are numbers already."""
 

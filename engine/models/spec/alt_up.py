@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
+from ...declaring.record import record
 from .norm import NormSpec
 from .residual_block import ResidualBlockSpec
 from .shapes import Shapes, linear, under
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class StreamsSpec:
     """A token has `count` rows, one behind the other, instead of one row x of `hidden` values.
 
@@ -35,7 +35,7 @@ class StreamsSpec:
         return shapes
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class AltUpSpec:
     """A layer that computes with one of its `streams`, and corrects the others by the result.
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from ...declaring.record import record
 from .norm import NormSpec
 from .shapes import Shapes, linear, under
 
 _PADDING = 16  # so that the kernels can read a vector of biases from any distance on
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class RopeSpec:
     """Rotary position embedding (https://arxiv.org/abs/2104.09864).
 
@@ -32,7 +32,7 @@ class RopeSpec:
             raise ValueError("rope by axes needs one of three for each pair of dimensions")
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class TemperatureSpec:
     """Queries at position p are multiplied by `1 + beta * log(1 + floor((p + offset) / length))`, `length` in tokens.
 
@@ -48,7 +48,7 @@ class TemperatureSpec:
             raise ValueError("a temperature by position needs a beta and a length above 0")
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class KvShape:
     """A token's entry in the cache of one layer: K `[num_heads, key_dim]` and V `[num_heads, value_dim]`.
 
@@ -67,7 +67,7 @@ class KvShape:
         return self.num_heads * (self.key_dim + (0 if self.values_in_keys else self.value_dim))
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class DisentangledSpec:
     """Scores of what tokens contain with where others are (DeBERTa, https://arxiv.org/abs/2006.03654).
 
@@ -100,7 +100,7 @@ def bias_distances(span: int) -> list[int]:
     return [min(max(distance, -span), span) for distance in range(-span - _PADDING, span + _PADDING + 1)]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class AttentionSpec:
     """Causal attention. `num_kv_heads` divides `num_heads`; each KV head serves that many query heads in order.
 

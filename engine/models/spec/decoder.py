@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeAlias
 
+from ...declaring.record import record
 from .alt_up import AltUpSpec, StreamsSpec
 from .attention import AttentionSpec, KvShape
 from .delta_net import DeltaNetSpec
@@ -26,7 +27,7 @@ Recurrence: TypeAlias = DeltaNetSpec | Mamba2Spec | ShortConvSpec
 _STATE_BYTES = 4  # a number of state is float32 on every device
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class EmbeddingSpec:
     """Token embedding `[vocab, size]`, plus learned positions if `num_positions` is not 0.
 
@@ -43,7 +44,7 @@ class EmbeddingSpec:
     per_layer: PerLayerEmbeddingSpec | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class HeadSpec:
     """Logits: `y = (x W^T + bias) / divisor`, then `softcap * tanh(y / softcap)` if there is a cap.
 
@@ -60,7 +61,7 @@ class HeadSpec:
             raise ValueError("the logits' divisor and softcap must be above 0")
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class DecoderSpec:
     """A whole decoder. `max_positions` is the longest context, in tokens, that the weights and tables allow.
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
+from ...declaring.record import record
 from .norm import NormSpec
 from .shapes import Shapes, linear, under
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class DeltaNetSpec:
     """A gated delta net (https://arxiv.org/abs/2412.06464), as Qwen3-Next has it.
 

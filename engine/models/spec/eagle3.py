@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from ...declaring.record import record
 from .attention import AttentionSpec
 from .norm import NormSpec
 from .residual_block import LayerSpec, ResidualBlockSpec
 from .shapes import Shapes, linear, under
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Eagle3Spec:
     """Drafts the token at position p + 1 from the token at p and from what the model had at p - 1.
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar, Literal
 
+from ...declaring.record import record
 from .mlp import Activation, MlpSpec
 from .norm import NormSpec
 from .shapes import Shapes, linear, under
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class RouterSpec:
     """Which experts compute a token, and what their results count.
 
@@ -60,7 +61,7 @@ class RouterSpec:
             raise ValueError("the scale of what a router reads must be above 0, and goes with a norm")
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class ExpertsSpec:
     """The sum of `weight * expert(x)` over the chosen experts in ascending order, then of the `shared` expert's result.
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
+from ...declaring.record import record
 from .attention import KvShape, RopeSpec
 from .norm import NormSpec
 from .shapes import Shapes, linear, under
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class LatentAttentionSpec:
     """Causal multi-head latent attention, MLA (https://arxiv.org/abs/2405.04434).
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
+from ...declaring.record import record
 from .norm import NormSpec
 from .shapes import Shapes, linear, under
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class LaurelSpec:
     """The mixer `x + norm(up(down(x)))`, with `rank` values between the matrices."""
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from ...declaring.record import record
 from .shapes import Shapes, linear, under
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "gelu_quick", "relu", "relu2"]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class MlpSpec:
     """Gated: `down(act(gate_scale * gate(x)) * up(x))`. Plain: `down(act(up(x)))`. `relu2` is `relu(x)^2`,
     and `gelu_quick` is `x * sigmoid(1.702 x)`. All matrices have a `bias`, or with a `down_bias` only down has one.

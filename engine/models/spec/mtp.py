@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from ...declaring.record import record
 from .norm import NormSpec
 from .residual_block import LayerSpec
 from .shapes import Shapes, linear, under
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class MtpSpec:
     """Drafts the token at position p + 1 from the token at p and from what the model left at p - 1.
 

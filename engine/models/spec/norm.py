@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
+from ...declaring.record import record
 from .shapes import Shapes
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class NormSpec:
     """RMSNorm (https://arxiv.org/abs/1910.07467) or LayerNorm (https://arxiv.org/abs/1607.06450).
 

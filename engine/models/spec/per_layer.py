@@ -5,15 +5,15 @@ See https://developers.googleblog.com/en/introducing-gemma-3n-developer-guide/ (
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
+from ...declaring.record import record
 from .mlp import Activation
 from .norm import NormSpec
 from .shapes import Shapes, linear, under
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class PerLayerEmbeddingSpec:
     """All layers' inputs for a token, `[layers, size]`, made of its id and of its embedding x.
 
@@ -36,7 +36,7 @@ class PerLayerEmbeddingSpec:
         return shapes | under("per_layer_norm", self.norm.shapes(self.size))
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class PerLayerSpec:
     """The mixer `projection(act(gate(x)) * p)`, where p are the `size` values of the token for `layer`."""
 

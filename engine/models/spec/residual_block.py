@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
+from ...declaring.record import record
 from .norm import NormSpec
 from .shapes import Shapes, under
 
@@ -29,7 +29,7 @@ class MixerSpec(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class ResidualBlockSpec:
     """`x = sum_norm(sum_factor * (x + scale * post_norm(mixer(norm(x)))))`, where a norm that is None changes nothing.
 
@@ -60,7 +60,7 @@ class ResidualBlockSpec:
         return shapes | self.mixer.shapes(hidden_size)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class ParallelSpec:
     """Residual blocks with the same input: the sum of their `scale * post_norm(mixer(norm(x)))`.
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
+from ...declaring.record import record
 from .shapes import Shapes, linear, under
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class ShortConvSpec:
     """LFM2's convolution (https://arxiv.org/abs/2511.23404): `out(c * conv(b * x))`.
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from ...declaring.record import record
 from .attention import AttentionSpec
 from .experts import ExpertsSpec
 from .layers import mixers
@@ -13,7 +12,7 @@ from .residual_block import LayerSpec, ParallelSpec, ResidualBlockSpec
 from .shapes import Shapes, linear, under
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class ProjectionSpec:
     """`act(norm(x) W^T + bias)`, from rows of `inputs` to rows of `outputs`: of patches, or of a connector."""
 
@@ -29,7 +28,7 @@ class ProjectionSpec:
         return shapes if self.norm is None else shapes | under("norm", self.norm.shapes(self.inputs))
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class CrossAttentionSpec:
     """Softmax attention of some rows to others, head by head. It has no weights: projections are around it."""
 
@@ -43,7 +42,7 @@ class CrossAttentionSpec:
         return self.num_heads * self.head_dim
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class TowerSpec:
     """The parts of a tower. What puts them in an order is its family's `Vision`.
 
