@@ -1,4 +1,4 @@
-// AMX in addition to AVX-512 with BF16 and VNNI: the same vector vocabulary. Only the GEMM micro-kernels use tiles.
+// AMX in addition to AVX-512 with BF16 and VNNI: the same vector vocabulary. GEMM and attention use tiles besides.
 #pragma once
 
 #include "isa/avx512_bf16/simd.h"
