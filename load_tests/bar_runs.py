@@ -191,7 +191,7 @@ def _over_http() -> Measurement:
             closed_loop.main([*arguments, "--json", str(target)])
             rows = json.loads(target.read_text())["rows"] if target.exists() else []
         rates = {row["server"]: {f["clients"]: f["tokens_per_s"] for f in row["figures"]} for row in rows}
-        own = next((row["figures"] for row in rows if row["server"] == closed_loop.OWN), [])
+        own: list[dict[str, Any]] = next((row["figures"] for row in rows if row["server"] == closed_loop.OWN), [])
         found = {}
         for figures in own:
             count, rate = figures["clients"], figures["tokens_per_s"]
