@@ -10,11 +10,8 @@ tidewheel_isa_level(neon_dotprod FLAGS -march=armv8.2-a+dotprod ${ARM_OPTIONS}
 tidewheel_isa_level(neon_i8mm FLAGS -march=armv8.2-a+dotprod+bf16+i8mm ${ARM_OPTIONS}
   FLOATS neon INT4 neon)
 
-# The plain C++ level is here only for comparison: every processor has NEON. -O3 would take three times as long for
-# these files.
-set_source_files_properties(
-  native/kernels/gemm.cpp native/kernels/attention_bfloat16.cpp native/kernels/attention_small_floats.cpp
-  PROPERTIES COMPILE_OPTIONS $<$<STREQUAL:$<TARGET_PROPERTY:NAME>,kernels_scalar>:-O2>)
+# The plain C++ level is here only for comparison: every processor has NEON. -O3 would take twice as long.
+target_compile_options(kernels_scalar PRIVATE -O2)
 
 tidewheel_emulate(scalar cortex-a53)
 tidewheel_emulate(neon cortex-a53 max)

@@ -26,6 +26,9 @@ void convolve(const ConvolveArgs& args);
 void recur(const RecurrenceArgs& args);
 void multiply_gate(Gate gate, const float* by, int size, float* x);
 void sample(const SampleArgs& args);
+void quantize_blocks(const QuantizeArgs& args);
+void search_grid(const SearchGridArgs& args);
+void round_inputs(const RoundInputsArgs& args);
 }  // namespace TW_FLOATS
 
 namespace TW_BFLOAT16 {
@@ -77,9 +80,6 @@ size_t row_bytes(const WeightFormat& format, int k);
 size_t panel_bytes(const WeightFormat& format, int k);
 void pack_weights(const WeightFormat& format, const PackWeightsArgs& args);
 void pack_blocks(const WeightFormat& format, const PackBlocksArgs& args);
-void quantize_blocks(const QuantizeArgs& args);
-void search_grid(const SearchGridArgs& args);
-void round_inputs(const RoundInputsArgs& args);
 void unpack_blocks_row(const WeightFormat& format, const void* weight, int k, int row, float* out);
 // The same for formats of widened.h.
 void pack_widened(const WeightFormat& format, const PackBlocksArgs& args);
