@@ -5,6 +5,8 @@
 
 #include <type_traits>
 
+#include "ahead.h"
+#include "group_products.h"
 #include "kernels/blocks.h"
 #include "kernels/gemm_tiles.h"
 #include "kernels/table.h"
@@ -14,24 +16,6 @@ namespace tidewheel::TW_ISA {
 
 constexpr int kColumns = kTileLine / 4;  // of C
 static_assert(kColumns == kLanes && 2 * kColumns == kPanel);
-
-TW_INLINE I load_dots(const int32_t* p) { return {_mm512_load_si512(p)}; }
-
-// Memory that is multiplied next: it comes to the second-level cache meanwhile, a part with each step.
-class Ahead {
- public:
-  void bring(const char* from, size_t bytes) { from_ = from, bytes_ = bytes; }
-  void begin(int steps) { lines_ = static_cast<int>((bytes_ / kLineBytes + steps - 1) / steps); }
-  void step() {
-    for (int i = 0; i < lines_; ++i) prefetch_later(from_ + i * kLineBytes);
-    from_ += lines_ * kLineBytes;
-  }
-
- private:
-  const char* from_ = nullptr;
-  size_t bytes_ = 0;
-  int lines_ = 0;
-};
 
 struct MultiplyPairs {
   template <int C, int A, int B>
@@ -204,184 +188,39 @@ class Int8ChannelRows {
   Product product_;
 };
 
-// Weights of int8 by chunks of a strip: scales, and shifts, for every 32 inputs or every 16. Dot products of one part go
-// through memory into vectors, where scales are applied; meanwhile tiles multiply the next ones. C are 0 to 3, A 4 and 5,
-// B 6 and 7, by turns.
+// Weights that keep the bits of a quantized file.
 template <ChunkTraits T>
-class ChunkProduct {
-  static constexpr int kParts = T.parts(), kPartBytes = kRowGroup / kParts;
-  static constexpr int kAhead = 3;  // dot products under way
-  using Group = BlockRows<1, kParts>;
-
- public:
-  void shape(int rows) { tiles_.shape(rows, shapes); }
-
-  // tile [rows][kPanel] += rows of a packed tile, `x` from this chunk's groups on, times the chunk.
-  void add(const Expanded& e, const char* x, int groups, int rows, float* tile) {
-    if (rows == kTileHeight) {  // known to the compiler, all sums stay in registers
-      add_rows<kTileHeight>(e, x, groups, rows, tile);
-    } else {
-      add_rows<0>(e, x, groups, rows, tile);
-    }
-  }
-
- private:
-  static TileShapes shapes(int rows) {
-    TileShapes s;
-    for (const int tile : {0, 1, 2, 3}) s.set(tile, rows, kTileLine);
-    for (const int tile : {4, 5}) s.set(tile, rows, kPartBytes);
-    for (const int tile : {6, 7}) s.set(tile, kPartBytes / kQuad, kTileLine);
-    return s;
-  }
-
-  template <int TURN>
-  TW_INLINE void start(const void* weights, const void* quads, void* dots) {
-    constexpr int kA = 4 + TURN % 2, kB = 6 + TURN % 2;
-    tilezero<TURN>();
-    tileloadd<kB>(weights, kTileLine);
-    tileloadd<kA>(quads, kRowGroup);
-    if constexpr (T.shifts) {
-      tdpbsud<TURN, kA, kB>();
-    } else {
-      tdpbssd<TURN, kA, kB>();
-    }
-    tilestored<TURN>(dots, kTileLine);
-  }
-
-  // ROWS are `rows` where they are known, else 0.
-  template <int ROWS>
-  void add_rows(const Expanded& e, const char* x, int groups, int any_rows, float* tile) {
-    const int rows = ROWS ? ROWS : any_rows, parts = groups * kParts;
-    const size_t group_bytes = sizeof(Group) * rows;
-    const auto begin = [&](int part) {
-      const uint8_t* weights = e.codes + part * kPartBytes * kLanes;
-      const char* quads = x + part / kParts * group_bytes + (1 + kParts) * sizeof(float) * rows + part % kParts * kPartBytes;
-      int32_t* dots = dots_[part % 4];
-      switch (part % 4) {
-        case 0: return start<0>(weights, quads, dots);
-        case 1: return start<1>(weights, quads, dots);
-        case 2: return start<2>(weights, quads, dots);
-        case 3: return start<3>(weights, quads, dots);
-      }
-    };
-    F acc[kTileHeight];
-#pragma GCC unroll 16
-    for (int r = 0; r < rows; ++r) acc[r] = load(tile + r * kPanel);
-    for (int part = 0; part < kAhead && part < parts; ++part) begin(part);
-    for (int part = 0; part < parts; ++part) {
-      if (part + kAhead < parts) begin(part + kAhead);
-      const F w = load(e.scales[part]);
-      [[maybe_unused]] F shift;
-      if constexpr (T.shifts) shift = load(e.shifts[part]);
-      // The rows' scales, then what shifts go with.
-      const auto* scales = reinterpret_cast<const float*>(x + part / kParts * group_bytes);
-      const float* sums = scales + (1 + part % kParts) * rows;
-      const int32_t* dots = dots_[part % 4];
-#pragma GCC unroll 16
-      for (int r = 0; r < rows; ++r) {
-        acc[r] = add_dots(acc[r], to_floats(load_dots(dots + r * kLanes)), w, scales[r]);
-        if constexpr (T.shifts) acc[r] = fma(shift, set1(sums[r]), acc[r]);
-      }
-    }
-#pragma GCC unroll 16
-    for (int r = 0; r < rows; ++r) store(tile + r * kPanel, acc[r]);
-  }
-
-  alignas(64) int32_t dots_[4][kTileHeight * kLanes];
-  Tiles tiles_;
-};
-
-// Whole packed tiles of rows, and then what is left, times a panel. Whoever derives has
-//   few_rows(format, x, panel, k, rows, tile) for at most kFewRows, without tiles, and
-//   expand(format, strip, first group, groups), a chunk.
-template <typename Format, ChunkTraits T>
-class ByChunks {
- public:
-  static constexpr int kRows = 8 * kTileHeight;
-
-  ByChunks() {}  // leaves the room for a chunk as it is
-
-  void multiply(const WeightFormat& format, const char* x, const char* panel, int k, int rows, float* tile) {
-    const int whole = rows / kTileHeight * kTileHeight, rest = rows - whole;
-    if (whole) run(format, x, panel, k, whole, tile);
-    x += whole * row_bytes(format, k);
-    tile += whole * kPanel;
-    if (rest > kFewRows) {
-      run(format, x, panel, k, rest, tile);
-    } else if (rest) {
-      Format::few_rows(format, x, panel, k, rest, tile);
-    }
-  }
-
- private:
-  void run(const WeightFormat& format, const char* x, const char* panel, int k, int rows, float* tile) {
-    constexpr size_t kGroupBytes = sizeof(BlockRows<1, T.parts()>);
-    const int height = rows < kTileHeight ? rows : kTileHeight, groups = row_groups(k);
-    const size_t row_size = row_bytes(format, k);
-    for (int i = 0; i < rows * kPanel; i += kLanes) store(tile + i, zero());
-    product_.shape(height);
-    for (int s = 0; s < kStrips; ++s) {
-      const char* strip = panel + s * strip_bytes(format, k);
-      for (int g = 0; g < groups; g += kChunkGroups) {
-        const int count = groups - g < kChunkGroups ? groups - g : kChunkGroups;
-        Format::expand(format, strip, g, count, expanded_);
-        for (int r = 0; r < rows; r += height) {
-          product_.add(expanded_, x + r * row_size + g * kGroupBytes * height, count, height, tile + r * kPanel + s * kLanes);
-        }
-      }
-    }
-  }
-
-  Expanded expanded_;
-  ChunkProduct<T> product_;
-};
-
 struct BlockChunks {
+  using Chunk = ExpandedChunk<BlockChunks, T>;
+
+  static size_t size(const WeightFormat& format) { return chunk_bytes(format, kChunkGroups); }
+  static void expand(const WeightFormat& format, const char* chunk, int groups, Expanded& out) {
+    expand_chunk(format, chunk, groups, out);
+  }
   static void few_rows(const WeightFormat& format, const char* x, const char* panel, int k, int rows, float* tile) {
     multiply_few_rows<kFewRows, kBlockRun, kQuadZero>(format, x, panel, k, rows, tile);
   }
-  static void expand(const WeightFormat& format, const char* strip, int first, int groups, Expanded& out) {
-    const size_t chunk_size = chunk_bytes(format, kChunkGroups);
-    const char* chunk = strip + first / kChunkGroups * chunk_size;
-    prefetch_lines(chunk + chunk_size, chunk_size);
-    expand_chunk(format, chunk, groups, out);
-  }
 };
 template <ChunkTraits T>
-using ExpandedRows = ByChunks<BlockChunks, T>;
+using ExpandedRows = ByChunks<BlockChunks<T>, T>;
 
-// kInt4. Tiles would wait for every group's nibbles to get from vectors through memory: they are expanded for many rows, and
-// few rows are multiplied in vectors. Both have the same integers, and so the same result.
-template <bool SHIFTS>
-struct NibbleChunks {
-  static void expand(const WeightFormat& format, const char* strip, int first, int groups, Expanded& out) {
-    const GroupLayout layout = GroupLayout::of(format, 0);
-    const int per_scale = format.group / kRowGroup;
-    for (int i = 0; i < groups; ++i) {
-      const int g = (first + i) / per_scale, part = (first + i) % per_scale;
-      const char* scales = strip + layout.scale_at(g);
-      store(out.scales[i], load(reinterpret_cast<const f16*>(scales)));
-      if constexpr (SHIFTS) store(out.shifts[i], load(reinterpret_cast<const f16*>(scales + layout.shift_bytes)));
-      const auto* nibbles = reinterpret_cast<const uint8_t*>(strip + layout.values_at(g)) + part * kRowGroup * kLanes / 2;
-      uint8_t* bytes = out.codes + i * kRowGroup * kLanes;
-#pragma GCC unroll 4
-      for (int j = 0; j < kRowGroup * kLanes / 2; j += kVectorBytes) {
-        prefetch_panel<1>(nibbles + j);
-        const Bytes both = load_bytes(nibbles + j), low = field<0, 4>(both), high = field<4, 4>(both);
-        store(bytes + 2 * j, SHIFTS ? low : sub(low, kNibbleZero));
-        store(bytes + 2 * j + kVectorBytes, SHIFTS ? high : sub(high, kNibbleZero));
-      }
-    }
-  }
-
-  static void few_rows(const WeightFormat& format, const char* x, const char* panel, int k, int rows, float* tile) {
-    using Multiply = void (*)(const WeightFormat&, const char*, const char*, int, float*);
-    static constexpr Multiply kMultiply[] = {multiply_strip<1>, multiply_strip<2>, multiply_strip<3>, multiply_strip<4>};
-    static_assert(sizeof kMultiply / sizeof *kMultiply == kFewRows);
-    for (int s = 0; s < kStrips; ++s) kMultiply[rows - 1](format, x, panel + s * strip_bytes(format, k), k, tile + s * kLanes);
+// A few rows of kInt4 and kInt8, in vectors: tiles would wait for what vectors and memory have to bring. Both have the same
+// integers, and so the same result.
+template <bool NIBBLES, bool SHIFTS>
+struct FewRows {
+  static void multiply(const WeightFormat& format, const char* x, const char* panel, int k, int rows, float* tile) {
+    const Multiply kernel = by_rows(std::make_integer_sequence<int, kFewRows>{})[rows - 1];
+    for (int s = 0; s < kStrips; ++s) kernel(format, x, panel + s * strip_bytes(format, k), k, tile + s * kLanes);
   }
 
  private:
+  using Multiply = void (*)(const WeightFormat&, const char*, const char*, int, float*);
+  template <int... I>
+  static const Multiply* by_rows(std::integer_sequence<int, I...>) {
+    static constexpr Multiply kMultiply[] = {multiply_strip<I + 1>...};
+    return kMultiply;
+  }
+
   template <int ROWS>
   static void multiply_strip(const WeightFormat& format, const char* x, const char* strip, int k, float* tile) {
     const auto* group = reinterpret_cast<const BlockRows<ROWS, 1>*>(x);
@@ -389,6 +228,7 @@ struct NibbleChunks {
     const int groups = row_groups(k), per_scale = format.group / kRowGroup;
     const auto* weight = reinterpret_cast<const uint8_t*>(strip);
     F acc[ROWS];
+#pragma GCC unroll 8
     for (int r = 0; r < ROWS; ++r) acc[r] = zero();
     for (int g = 0; g < groups;) {
       const auto* scales = reinterpret_cast<const f16*>(weight);
@@ -399,16 +239,20 @@ struct NibbleChunks {
         const int end = g + per_scale < groups ? g + per_scale : groups;
         for (; g < end; ++g, ++group) {
           I dot[ROWS];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
           for (int r = 0; r < ROWS; ++r) dot[r] = set1_int(SHIFTS ? 0 : group->correction[0][r]);
-#pragma GCC unroll 4
-          for (int s = 0; s < kGroupQuads; s += 2, weight += kVectorBytes) {
+#pragma GCC unroll 8
+          for (int s = 0; s < kGroupQuads; s += NIBBLES ? 2 : 1, weight += kVectorBytes) {
             prefetch_panel<ROWS>(weight);
-            const Bytes both = load_bytes(weight);
-            BlockRows<ROWS, 1>::multiply(dot, field<0, 4>(both), *group, s);
-            BlockRows<ROWS, 1>::multiply(dot, field<4, 4>(both), *group, s + 1);
+            const Bytes codes = load_bytes(weight);
+            if constexpr (NIBBLES) {
+              BlockRows<ROWS, 1>::multiply(dot, field<0, 4>(codes), *group, s);
+              BlockRows<ROWS, 1>::multiply(dot, field<4, 4>(codes), *group, s + 1);
+            } else {  // unsigned, as dot products take them
+              BlockRows<ROWS, 1>::multiply(dot, sub(codes, kInt8Flip), *group, s);
+            }
           }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
           for (int r = 0; r < ROWS; ++r) {
             acc[r] = add_dots(acc[r], to_floats(dot[r]), w, group->scale[r]);
             if constexpr (SHIFTS) {
@@ -419,7 +263,44 @@ struct NibbleChunks {
         }
       }
     }
+#pragma GCC unroll 8
     for (int r = 0; r < ROWS; ++r) store(tile + r * kPanel, acc[r]);
+  }
+};
+
+template <bool SHIFTS>
+constexpr ChunkTraits kNibbleTraits = {.halves = false, .shifts = SHIFTS};
+
+// kInt4.
+template <bool SHIFTS>
+struct NibbleChunks {
+  using Chunk = ExpandedChunk<NibbleChunks, kNibbleTraits<SHIFTS>>;
+
+  static size_t size(const WeightFormat& format) {
+    return GroupLayout::of(format, 0).block_bytes() * kChunkInputs / (2 * format.group);
+  }
+
+  static void expand(const WeightFormat& format, const char* chunk, int groups, Expanded& out) {
+    const GroupLayout layout = GroupLayout::of(format, 0);
+    const int per_scale = format.group / kRowGroup;
+    for (int g = 0; g < groups; ++g) {
+      const char* scales = chunk + layout.scale_at(g / per_scale);
+      store(out.scales[g], load(reinterpret_cast<const f16*>(scales)));
+      if constexpr (SHIFTS) store(out.shifts[g], load(reinterpret_cast<const f16*>(scales + layout.shift_bytes)));
+      const auto* nibbles = reinterpret_cast<const uint8_t*>(chunk + layout.values_at(g / per_scale)) +
+                            g % per_scale * kRowGroup * kLanes / 2;
+      uint8_t* bytes = out.codes + g * kRowGroup * kLanes;
+#pragma GCC unroll 4
+      for (int j = 0; j < kRowGroup * kLanes / 2; j += kVectorBytes) {
+        const Bytes both = load_bytes(nibbles + j), low = field<0, 4>(both), high = field<4, 4>(both);
+        store(bytes + 2 * j, SHIFTS ? low : sub(low, kNibbleZero));
+        store(bytes + 2 * j + kVectorBytes, SHIFTS ? high : sub(high, kNibbleZero));
+      }
+    }
+  }
+
+  static void few_rows(const WeightFormat& format, const char* x, const char* panel, int k, int rows, float* tile) {
+    FewRows<true, SHIFTS>::multiply(format, x, panel, k, rows, tile);
   }
 };
 
@@ -432,6 +313,7 @@ class Int8GroupRows {
   void bring(const char* from, size_t bytes) { ahead_.bring(from, bytes); }
 
   void multiply(const WeightFormat& format, const char* x, const char* panel, int k, int rows, float* tile) {
+    if (rows <= kFewRows) return FewRows<false, false>::multiply(format, x, panel, k, rows, tile);
     tiles_.shape(rows, shapes);
     ahead_.begin(kStrips * row_groups(k));
     for (int s = 0; s < kStrips; ++s) {
@@ -515,8 +397,6 @@ class Int8GroupRows {
   Ahead ahead_;
 };
 
-template <bool SHIFTS>
-constexpr ChunkTraits kNibbleTraits = {.halves = false, .shifts = SHIFTS};
 template <bool SHIFTS>
 using NibbleRows = ByChunks<NibbleChunks<SHIFTS>, kNibbleTraits<SHIFTS>>;
 template <bool NIBBLES, bool SHIFTS>

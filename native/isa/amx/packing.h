@@ -19,7 +19,7 @@ constexpr int kGroupRun = 32;  // half a tile row: sums of different groups must
 constexpr int kChannelRun = 64;
 constexpr int kBlockRun = 32;
 constexpr bool kExpandedForTiles = true;
-constexpr int kFewRows = 4;
+constexpr int kFewRows = 8;
 
 constexpr int packed_rows(WeightKind kind) {
   return kind == WeightKind::kFloat32 || kind == WeightKind::kFloat16 || kind == WeightKind::kTable4 ? kTileRows : 16;
