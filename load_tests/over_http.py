@@ -1,12 +1,10 @@
-"""The runner of peers that are servers: it starts one and streams completions from it.
-
-usage: over_http.py SERVER PROGRAM, with the job on standard input
-"""
+"""The runner of peers that are servers: it starts one and streams completions for the job on its standard input."""
 
 from __future__ import annotations
 
+import argparse
 import random
-import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import pairwise
@@ -60,5 +58,14 @@ def _arrivals(texts: list[float], new_tokens: int) -> job.Arrivals:
     return [(when, after - before) for when, (before, after) in zip(texts, pairwise(counts), strict=True)]
 
 
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("server", choices=SERVERS)
+    parser.add_argument("program", type=Path)
+    args = parser.parse_args(arguments)
+    job.run(partial(OverHttp, args.server, args.program))
+
+
 if __name__ == "__main__":
-    job.run(partial(OverHttp, sys.argv[1], Path(sys.argv[2])))
+    main()
