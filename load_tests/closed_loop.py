@@ -175,6 +175,7 @@ def let_in(args: argparse.Namespace, row: Row, target: Target) -> None:
         warm_up = [{**b, "max_tokens": _WARM_UP_TOKENS} for b in bodies[-_WARM_UP_REQUESTS:]]
         closed_loop(target.base_url, warm_up, clients)
         row.figures.append(figures(clients, closed_loop(target.base_url, bodies, clients)))
+        say(f"{row.server}: {row.figures[-1].tokens_per_s:.1f} tokens/s")
 
 
 def body(target: Target, prompt_tokens: int, tokens: int, rng: random.Random) -> dict[str, Any]:

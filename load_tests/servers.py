@@ -20,6 +20,7 @@ from process_tree import processes
 
 HOST = "127.0.0.1"
 _BLOCK_TOKENS = 32
+_LEAST_TOKENS = 544  # of a sequence: counting words and scoring a window take as many
 _EXIT_TIMEOUT_S = 10
 _POLL_S = 0.02
 
@@ -49,7 +50,7 @@ def _tidewheel(program: Path, given: Job, port: int) -> list[str]:
     weights = [] if given.file else ["--dtype" if given.weights in DTYPES else "--quantization", given.weights]
     return [
         str(program), "serve", given.file or given.model, *weights, "--host", HOST, "--port", str(port),
-        "--max-num-seqs", str(given.max_sequences), "--max-model-len", str(given.longest + 1),
+        "--max-num-seqs", str(given.max_sequences), "--max-model-len", str(_room(given)),
         "--no-enable-prefix-caching", "--disable-access-log", "--threads-bind", ",".join(map(str, given.cpus)),
         *shlex.split(given.options),
     ]  # fmt: skip
@@ -71,7 +72,7 @@ def _vllm_cpu(program: Path, given: Job, port: int) -> list[str]:
     weights = [] if given.weights in DTYPES else ["--quantization", given.weights]
     return [
         str(program), "serve", given.model, "--host", HOST, "--port", str(port), "--dtype", dtype, *weights,
-        "--max-num-seqs", str(given.max_sequences), "--max-model-len", str(given.longest + 1),
+        "--max-num-seqs", str(given.max_sequences), "--max-model-len", str(_room(given)),
         "--max-num-batched-tokens", str(max(STEP_TOKENS, given.max_sequences)), "--no-enable-prefix-caching",
         "--disable-uvicorn-access-log",
     ]  # fmt: skip
@@ -89,13 +90,18 @@ def _vllm_cpp(program: Path, given: Job, port: int) -> list[str]:
     blocks = given.max_sequences * _whole_blocks(given) // _BLOCK_TOKENS + 1
     return [
         str(program), "--model", given.file or given.model, "--host", HOST, "--port", str(port), "--max-num-seqs",
-        str(given.max_sequences), "--max-model-len", str(given.longest + 1), "--block-size", str(_BLOCK_TOKENS),
+        str(given.max_sequences), "--max-model-len", str(_room(given)), "--block-size", str(_BLOCK_TOKENS),
         "--num-blocks", str(blocks), "--max-num-batched-tokens", str(STEP_TOKENS), "--no-enable-prefix-caching",
     ]  # fmt: skip
 
 
 def _whole_blocks(given: Job) -> int:
-    return -(-(given.longest + 1) // _BLOCK_TOKENS) * _BLOCK_TOKENS
+    return -(-_room(given) // _BLOCK_TOKENS) * _BLOCK_TOKENS
+
+
+def _room(given: Job) -> int:
+    """The most tokens of a sequence: some servers want room for one after the last."""
+    return max(given.longest + 1, _LEAST_TOKENS)
 
 
 SERVERS = {
