@@ -96,7 +96,7 @@ format: $(VENV)/.test-tools  ## format the Python sources with ruff
 native-test: $(VENV)/.test-tools $(VENV)/.installed  ## the C++ tests
 	@$(BEGIN); $(NEED) doctest || exit 0; set -ex; \
 	$(BIN)/cmake -S . -B $(NATIVE_BUILD) -DTIDEWHEEL_TESTS=ON -DTIDEWHEEL_WERROR=$(WERROR); \
-	$(BIN)/cmake --build $(NATIVE_BUILD); \
+	MAKEFLAGS= $(BIN)/cmake --build $(NATIVE_BUILD); \
 	$(BIN)/ctest --test-dir $(NATIVE_BUILD) --output-on-failure --no-tests=error --parallel 2
 
 CROSS_ARCHITECTURES := aarch64 s390x

@@ -60,11 +60,11 @@ TEST_CASE("every token has one task, and every KV split of a task a place of its
   CHECK(check({0, 6, 7}, {5000, 5001}) == 1);
   CHECK(check({0, 1, 2}, {100, 3'000'000}) == 0);  // more than there is room for
   // Of three tasks, the first one sees all that the last one stores, which is another KV split.
-  std::vector<int32_t> until(40);
-  std::iota(until.begin(), until.end(), 1001);
-  CHECK(check({0, 40}, {1040}, until) == 2);
+  std::vector<int32_t> until(80);
+  std::iota(until.begin(), until.end(), 961);
+  CHECK(check({0, 80}, {1040}, until) == 2);
   CHECK(shared.task(0).num_splits() == 2);
   std::fill(until.begin(), until.end(), 1040);
-  CHECK(check({0, 40}, {1040}, until) == 2);
+  CHECK(check({0, 80}, {1040}, until) == 2);
   CHECK(shared.task(0).num_splits() == 3);
 }
