@@ -71,7 +71,7 @@ constexpr int kPackedVersion = 6;
 
 // KV blocks of 16 tokens. A block holds for each KV head K, then V, then for int8 16 scales of K and 16 of V. Heads
 // whose V is a part of K have no V of its own there, and no scales of it. float32 and float16: K [dim][16], V
-// [16][values]; the others: K [dim/2][16][2], V [16/2][values][2]. Levels with VNNI have int8 in fours: K
+// [16][values]; the others: K [dim/2][16][2], V [16/2][values][2]. Levels with kDotsBytes have int8 in fours: K
 // [dim/4][16][4], V [16/4][values][4]. int4: K [dim/2][16] bytes, V [groups of values][16][16] bytes, of which each has
 // elements i and i + 16 of the group, and scales [groups of K][16] and [groups of V][16]. Heads whose V is a part of K
 // cannot be in int4.
