@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from ..grouped_weights import IN_FOUR_BITS, RUN, GroupedMatrix, Values
 from .grouped_kernel import Blocks, Tiles, multiply, tiles_of
 from .mesh import AXIS
+from .products import dot, ragged
 
 _FEWEST_ROWS, _MOST_ROWS = 16, 256  # of one expert that the kernel computes together
 
@@ -57,10 +58,10 @@ class Grouped:
         """`x W^T` in float32 of `x [T, K]`, which is rounded to `dtype`."""
         x = self.ordered(x.astype(self.dtype))
         if self.group_size < self.inputs:
-            return self._dot(x, self.weights()) if self._tiles(len(x)) is None else self._by_kernel(x)
+            return dot(x, self.weights(), 0) if self._tiles(len(x)) is None else self._by_kernel(x)
         # Numbers of 8 bits and less are exact in any type, and XLA reads them as they are.
         scales, minima = (None if array is None else array.reshape(-1) for array in (self.scales, self.minima))
-        y = self._dot(x, self._numbers().astype(self.dtype)) * scales
+        y = dot(x, self._numbers().astype(self.dtype), 0) * scales
         return y if minima is None else y - x.astype(jnp.float32).sum(-1, keepdims=True) * minima
 
     def multiply_stack(self, x: jax.Array, expert: jax.Array, sizes: jax.Array) -> jax.Array:
@@ -78,8 +79,7 @@ class Grouped:
             inputs = self._inputs_of(rows)
             tiles = tiles_of(size, rows, outputs, inputs, self.group_size, in_four=in_four)
         if tiles is None:
-            precision = lax.Precision.HIGHEST if self.dtype == "float32" else None
-            return lax.ragged_dot(x, self.stack(), sizes, precision=precision, preferred_element_type=jnp.float32)
+            return ragged(x, self.stack(), sizes)
         return self._stack_by_kernel(x, expert, sizes, tiles)
 
     def ordered(self, x: jax.Array) -> jax.Array:
@@ -199,12 +199,6 @@ class Grouped:
     def _inputs_of(self, rows: int) -> int:
         """The inputs of a matrix, or a chip's part of one, with that many rows of codes."""
         return min(self.inputs, 2 * rows if self.values in IN_FOUR_BITS else rows)
-
-    def _dot(self, x: jax.Array, weights: jax.Array) -> jax.Array:
-        # A TPU would multiply float32 as bfloat16 otherwise.
-        precision = lax.Precision.HIGHEST if self.dtype == "float32" else None
-        contracted = (((1,), (0,)), ((), ()))
-        return lax.dot_general(x, weights, contracted, precision=precision, preferred_element_type=jnp.float32)
 
     def _numbers(self) -> jax.Array:
         codes = self.codes.astype(jnp.int32)

@@ -26,6 +26,7 @@ from ...weights.lora import ADAPTABLE, EMBED, HEAD, LoraAdapter, LowRankUpdate
 from ..expert_adapters import NO_ROOM_FOR_EXPERTS, expert_name, of_expert
 from ..limits import LoraLimits
 from .mesh import replicated
+from .products import einsum
 from .stacks import expert_shapes
 
 _RANKS = (16, 64)  # programs are compiled for these, as far as they are lower, and for the highest rank
@@ -134,7 +135,7 @@ class Adapters:
         if update is None:
             return y
         a = update.a[:, : self.rank]
-        return y + self._changed(update, _product("ti,lri->tlr", x, a))
+        return y + self._changed(update, einsum("ti,lri->tlr", x, a))
 
     def of_experts(self, prefix: str) -> dict[str, ExpertUpdate]:
         """The updates of a layer's stacks, whose names begin with `prefix`, by what is behind it."""
@@ -157,13 +158,7 @@ class Adapters:
         chosen = self.chosen
         between = between * chosen[:, :, None] * update.scale[:, : self.rank]
         shift = jnp.matmul(chosen, update.shift, precision=lax.Precision.HIGHEST)
-        return _product("tlr,lro->to", between, update.b[:, : self.rank]) + shift
-
-
-def _product(dimensions: str, x: jax.Array, weight: jax.Array) -> jax.Array:
-    precision = lax.Precision.HIGHEST if weight.dtype == jnp.float32 else None
-    x = x.astype(weight.dtype)
-    return jnp.einsum(dimensions, x, weight, precision=precision, preferred_element_type=jnp.float32)
+        return einsum("tlr,lro->to", between, update.b[:, : self.rank]) + shift
 
 
 def rank_sizes(limits: LoraLimits | None) -> tuple[int, ...]:

@@ -15,7 +15,8 @@ from ....models.spec import ExpertsSpec, RouterSpec
 from ..grouped import Grouped
 from ..loras import ExpertUpdate
 from ..mesh import AXIS, weight_sharding
-from .mixer import Parts, Pass, exact
+from ..products import ragged
+from .mixer import Parts, Pass
 from .mlp import Mlp, activate
 
 _SWIGLU_ALPHA = 1.702
@@ -34,9 +35,9 @@ class ExpertAdapters(NamedTuple):
         """What is added to the product of `x [N, inputs]`, whose rows are in the order of experts, with a stack."""
         a, b = self.updates[name]
         count, inputs, slots, rank = a.shape
-        between = _ragged(x, a.reshape(count, inputs, -1), sizes).reshape(-1, slots, rank)
+        between = ragged(x, a.reshape(count, inputs, -1), sizes).reshape(-1, slots, rank)
         between *= self.chosen[:, :, None]
-        return _ragged(between.reshape(len(x), -1), b.reshape(count, slots * rank, -1), sizes)
+        return ragged(between.reshape(len(x), -1), b.reshape(count, slots * rank, -1), sizes)
 
 
 class Experts:
@@ -152,16 +153,10 @@ def _product(
     if isinstance(weight, Grouped):
         y = weight.multiply_stack(x, expert, sizes)
     else:
-        y = _ragged(x, weight, sizes)
+        y = ragged(x, weight, sizes)
     if adapters is not None:
         y += adapters.added(name, x, sizes)
     return y if bias is None else y + bias[jnp.minimum(expert, len(bias) - 1)] / parts
-
-
-def _ragged(x: jax.Array, stack: jax.Array, sizes: jax.Array) -> jax.Array:
-    """`x [N, inputs]`, rounded to the stack's type, the first `sizes[0]` rows with its first matrix, and so on."""
-    x = x.astype(stack.dtype)
-    return lax.ragged_dot(x, stack, sizes, precision=exact(stack), preferred_element_type=jnp.float32)
 
 
 def route(

@@ -12,8 +12,9 @@ from jax.sharding import PartitionSpec
 from ....models.spec import LatentAttentionSpec
 from ..attention import Scores, Sequences, attend_latents, write_latents
 from ..mesh import AXIS
+from ..products import einsum
 from .attention import rotate
-from .mixer import Parts, Pass, exact
+from .mixer import Parts, Pass
 
 _HEADS = PartitionSpec(None, AXIS)  # of [T, heads, L + R]
 
@@ -38,7 +39,7 @@ class LatentAttention:
         keys = rotate(spec.rope, keys[:, None], step.rope_positions)[:, 0]
         q, turning = jnp.split(self._queries(x, step).reshape(T, H, -1), [spec.nope_dim], axis=-1)
         k_up = self._by_head("k_up", step)  # [H, L, N]
-        q = _product("thn,hln->thl", q, k_up)
+        q = einsum("thn,hln->thl", q, k_up)
         q = jnp.concatenate((q, rotate(spec.rope, turning, step.rope_positions)), axis=-1)
         everywhere = PartitionSpec()
         result, step.cache[self._index] = jax.shard_map(
@@ -54,7 +55,7 @@ class LatentAttention:
             step.slots[None],
             step.sequences[None],
         )
-        values = _product("thl,hvl->thv", result, self._by_head("v_up", step))
+        values = einsum("thl,hvl->thv", result, self._by_head("v_up", step))
         return self._linear("o", values.reshape(T, -1), step)
 
     def _on_chip(
@@ -76,9 +77,3 @@ class LatentAttention:
 
     def _linear(self, name: str, x: jax.Array, step: Pass) -> jax.Array:
         return step.linear(f"{self._layer}_{name}", x)
-
-
-def _product(dimensions: str, x: jax.Array, weight: jax.Array) -> jax.Array:
-    return jnp.einsum(
-        dimensions, x.astype(weight.dtype), weight, precision=exact(weight), preferred_element_type=jnp.float32
-    )

@@ -18,6 +18,7 @@ from ..cache import Kept
 from ..grouped import Grouped
 from ..inputs import StepInputs
 from ..loras import Adapters
+from ..products import dot
 
 Params = Mapping[str, Any]  # each a jax.Array, or a Grouped if it is a quantized matrix
 
@@ -62,14 +63,7 @@ class Pass:
         weight = self.params[f"{name}.weight"]
         if isinstance(weight, Grouped):
             return weight.multiply(x)
-        dimensions = (((x.ndim - 1,), (1,)), ((), ()))
-        return lax.dot_general(
-            x.astype(weight.dtype),
-            weight,
-            dimensions,
-            precision=exact(weight),
-            preferred_element_type=jnp.float32,
-        )
+        return dot(x, weight, 1)
 
     def rows(self, name: str, index: jax.Array) -> jax.Array:
         """Rows `index [T]` of the table of that name, `[T, size] float32`."""
@@ -91,11 +85,6 @@ class Pass:
             weight = self.params[f"{name}.weight"].reshape(x.shape[1:] if each else -1)
             x = x * (1.0 + weight if norm.unit_offset else weight)
         return x + self.params[f"{name}.bias"].reshape(x.shape[1:] if each else -1) if norm.bias else x
-
-
-def exact(weight: jax.Array) -> lax.Precision | None:
-    """The precision of products with a weight. A TPU would multiply float32 as bfloat16 otherwise."""
-    return lax.Precision.HIGHEST if weight.dtype == jnp.float32 else None
 
 
 class Mixer(Protocol):
