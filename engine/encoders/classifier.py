@@ -98,7 +98,8 @@ class Classifier(Encoder):
         wanted = TOKEN_LOGITS if self.task == "token_classify" else LOGITS
         if wanted not in self._graph.outputs:
             raise self._missing([wanted])
-        return {self.task: wanted}
+        of_tokens = self.task == "classify" and TOKEN_LOGITS in self._graph.outputs
+        return {self.task: wanted, **({"token_classify": TOKEN_LOGITS} if of_tokens else {})}
 
     def _results(self, task: Task, values: Sequence[Floats], inputs: Sequence[EncoderInput]) -> list[Floats]:
         return [*values]

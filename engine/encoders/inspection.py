@@ -135,7 +135,10 @@ def inspect_encoder(options: EngineOptions, path: Path, *, whole: bool) -> Encod
 
 def tasks_of(description: EncoderDescription) -> Sequence[Task]:
     """What requests can ask such an encoder for, the main task first."""
-    if description.task != "embed" or description.model is None:
+    model = description.model
+    if description.task == "classify" and model is not None and model.head is not None and model.head.fits_each_token:
+        return ("classify", "token_classify")
+    if description.task != "embed" or model is None:
         return (description.task,)
     return ("embed", "token_embed", "sparse") if description.token_layers.weights_file else ("embed", "token_embed")
 

@@ -62,6 +62,11 @@ class HeadSpec:
     log_twice: bool = False
 
     @property
+    def fits_each_token(self) -> bool:
+        """Whether it is for a text, but reads a row as any other: that of the last token, as far as it has seen."""
+        return self.of == "text" and self.pooling == "last"
+
+    @property
     def outs(self) -> Iterator[tuple[str, int, int]]:
         """The tower's projections that are `out`, by name, each with the first of its labels and their end."""
         if self.of != "words":

@@ -73,6 +73,7 @@ class NativeGraph(EncoderGraph):
         self._of_tokens = [name for name in activations if name.startswith("tokens.")]
         if model.head is not None:
             self.outputs = ({"text": LOGITS, "tokens": TOKEN_LOGITS, "words": SPARSE}[model.head.of],)
+            self.outputs += (TOKEN_LOGITS,) * model.head.fits_each_token
         else:
             vectors, weights = bool(self._of_tokens), "sparse" in activations
             self.outputs = (TOKEN_OUTPUTS[-1], *[TOKEN_VECTORS] * vectors, *[TOKEN_WEIGHTS] * weights)

@@ -255,7 +255,8 @@ class LLM(NamesOfVllm):
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
         """What a reward model says of each token: `encode` with the task token_classify, as in vLLM.
 
-        A model with a reward for a whole text classifies it: use `classify`. Raises InvalidRequestError.
+        Decoders with a reward for a whole text give it at each token: the last one is that of `classify`. Raises
+        InvalidRequestError.
         """
         return self.encode(
             prompts,

@@ -24,6 +24,7 @@ from tidewheel.engine.encoders.detection import is_encoder
 from tidewheel.engine.encoders.embedder import Embedder
 from tidewheel.engine.encoders.encoder import Encoder
 from tidewheel.engine.encoders.families.decoder import decoder_of
+from tidewheel.engine.encoders.inspection import tasks_of
 from tidewheel.engine.encoders.load import load_encoders
 from tidewheel.engine.encoders.options import Convert
 from tidewheel.engine.encoders.pair_reader import PairReader
@@ -137,6 +138,18 @@ def test_a_classifier_reads_the_last_token_that_is_no_padding(tmp_path: Path) ->
         with torch.no_grad():
             wanted = model(torch.tensor([item.token_ids])).logits[0].numpy()
         np.testing.assert_allclose(logits, wanted, atol=1e-4)
+
+
+def test_a_classifier_also_says_what_it_thinks_at_each_token(tmp_path: Path) -> None:
+    folder, model = made(tmp_path, "qwen3", "AutoModelForSequenceClassification", num_labels=1)
+    encoder = load(folder)
+    item = encoder.encode("grinds corn")
+    rewards = encoder.run("token_classify", [item])[0]
+    with torch.no_grad():
+        wanted = [model(torch.tensor([item.token_ids[:end]])).logits[0].numpy() for end in range(1, len(item) + 1)]
+    np.testing.assert_allclose(rewards, wanted, atol=1e-4)
+    assert encoder.task == "classify"
+    assert tasks_of(describe_encoder(folder)) == ("classify", "token_classify")
 
 
 def test_a_classifier_of_tokens_has_a_head_with_a_bias(tmp_path: Path) -> None:
