@@ -1,7 +1,8 @@
 """LentTokenizer: one that another process has made, because making it here would stop the streams of other models.
 
 The tokenizers library makes one of 128,000 tokens in calls that hold the interpreter's lock for hundreds of
-milliseconds. The process is needed until the tokenizer can be made here while nothing streams.
+milliseconds. For sentencepiece, a GGUF file's tokens go through loops that want the lock just as long. The process is
+needed until the tokenizer can be made here while nothing streams.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import threading
 import weakref
 from array import array
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -25,26 +27,29 @@ from ..errors import ModelError
 from ..files.reading import read_part
 from ..sandboxing.process import receive_message
 from ..sandboxing.sandbox import send_message
+from ..text.piece_texts import PieceTexts
 from ..text.tokenizer import Tokenizer
-from ..text.tokenizer_backends import LONG_TEXT, TokenizerBackend, byte_level_bytes, decoder_of, is_byte_token
+from ..text.tokenizer_backends import LONG_TEXT, TokenizerBackend, byte_level_bytes, decoder_of
 from .tokenizer_process import COMMAND, ENCODED, IDS, PLAIN, WITH_SPECIAL, Contents, tokenizer_at
 
 logger = logging.getLogger(__name__)
 
 _LOOK_BYTES = 16 << 20
-# As the metadata has them: a string has type 8, and its length before it. Others are made by sentencepiece.
-_GGUF_KINDS = [b"tokenizer.ggml.model" + struct.pack("<IQ", 8, len(kind)) + kind for kind in (b"gpt2", b"gemma4")]
+# As the metadata has them: a string has type 8, and its length before it.
+_GGUF_KINDS = [
+    b"tokenizer.ggml.model" + struct.pack("<IQ", 8, len(kind)) + kind for kind in (b"gpt2", b"llama", b"gemma4")
+]
 _LONGEST_MAKE_S = 60.0
 _LONGEST_S, _LEAST_CHARACTERS_PER_S = 10.0, 50_000.0
 
 
 def can_be_lent(path: Path) -> bool:
-    """Whether the tokenizers library makes the tokenizer of a folder or a GGUF file, as far as a quick look tells."""
+    """Whether the tokenizer of a folder or a GGUF file is of a kind that can be, as far as a quick look tells."""
     return path.is_dir() or any(kind in read_part(path, _LOOK_BYTES) for kind in _GGUF_KINDS)
 
 
 class LentTokenizer(Tokenizer):
-    """The tokenizer of a folder or a GGUF file, of which only the tokens and the library's decoder are here."""
+    """The tokenizer of a folder or a GGUF file, of which only the tokens and their decoder are here."""
 
     is_lent = True
 
@@ -87,7 +92,8 @@ class _LentBackend:
         self, process: _Process, contents: Contents, tokens: Sequence[str], settled: Callable[[], TokenizerBackend]
     ) -> None:
         self._process, self._tokens, self._settled = process, tokens, settled
-        self._special, self._decoder = frozenset(contents.special), decoder_of(contents.decoder)
+        self._special, self._byte_ids = contents.special, contents.byte_ids
+        self._text = self._text_of(contents.decoder)
         self._ids = dict[str, int]()
         for token_id, token in enumerate(tokens):  # a loop, in which other threads may run
             self._ids[token] = token_id
@@ -112,8 +118,7 @@ class _LentBackend:
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         """See TokenizerBackend."""
         hidden = self._special if skip_special_tokens else frozenset()
-        shown = [self._tokens[i] for i in ids if 0 <= i < self.vocab_size and i not in hidden]
-        return " ".join(shown) if self._decoder is None else str(self._decoder.decode(shown))
+        return self._text([i for i in ids if 0 <= i < self.vocab_size and i not in hidden])
 
     def id_to_token(self, token_id: int) -> str | None:
         """See TokenizerBackend."""
@@ -129,10 +134,19 @@ class _LentBackend:
 
     def is_byte(self, token_id: int) -> bool:
         """See TokenizerBackend."""
-        return is_byte_token(self.id_to_token(token_id))
+        return token_id in self._byte_ids
 
     def _token_bytes(self, token_id: int) -> bytes:
         return byte_level_bytes(self.id_to_token(token_id) or "")
+
+    def _text_of(self, decoder: str | PieceTexts) -> Callable[[list[int]], str]:
+        tokens = self._tokens
+        if isinstance(decoder, PieceTexts):
+            return partial(decoder.text, tokens, self._byte_ids)
+        library = decoder_of(decoder)
+        if library is None:
+            return lambda ids: " ".join([tokens[i] for i in ids])
+        return lambda ids: str(library.decode([tokens[i] for i in ids]))
 
 
 class _Process:
@@ -173,7 +187,7 @@ class _Process:
         except (OSError, EOFError) as error:
             raise ModelError("the process that makes a tokenizer has ended") from error
         if not tokens:
-            raise ModelError("the tokenizers library does not make this tokenizer")
+            raise ModelError("it is of a kind that cannot be lent")
         return contents, tokens
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:

@@ -20,8 +20,9 @@ import msgspec
 from ..machine.priority import lower_thread_priority
 from ..sandboxing.process import receive_message
 from ..sandboxing.sandbox import send_message
+from ..text.piece_texts import PieceTexts
 from ..text.tokenizer import ChatTemplate, SpecialTokens, Tokenizer
-from ..text.tokenizer_backends import TokenizersBackend
+from ..text.tokenizer_backends import SentencePieceBackend, TokenizersBackend
 
 COMMAND = "import sys; sys.path[:] = sys.argv[4:]; from tidewheel.engine.loading.tokenizer_process import main; main()"
 IDS = "I"  # the type of the token ids in an answer: at least 32 bits
@@ -33,13 +34,14 @@ _AT_ONCE = 8192  # tokens in a message: each is decoded in a millisecond or two
 class Contents(msgspec.Struct, frozen=True):
     """What a tokenizer has but its tokens, whose texts follow in messages; `num_tokens` 0: it cannot be lent.
 
-    `decoder` is as in TokenizersBackend.
+    `decoder` is as in TokenizersBackend, or else how sentencepiece makes texts.
     """
 
     num_tokens: int
-    decoder: str = "null"
+    decoder: str | PieceTexts = "null"
     is_byte_level: bool = False
-    special: list[int] = []
+    special: frozenset[int] = frozenset()
+    byte_ids: frozenset[int] = frozenset()
     special_tokens_map: SpecialTokens = {}
     chat_template: ChatTemplate | None = None
     class_name: str = ""
@@ -82,14 +84,20 @@ def tokenizer_at(path: Path) -> Tokenizer:
 def _tell(connection: socket.socket, tokenizer: Tokenizer) -> None:
     size, backend = tokenizer.vocab_size, tokenizer.backend
     tokens = [tokenizer.id_to_token(token_id) for token_id in range(size)]
-    if not isinstance(backend, TokenizersBackend) or None in tokens or len({*tokens}) < size:
+    decoder: str | PieceTexts | None = None
+    if isinstance(backend, TokenizersBackend):
+        decoder = backend.decoder
+    elif isinstance(backend, SentencePieceBackend):
+        decoder = backend.texts
+    if decoder is None or None in tokens or len({*tokens}) < size:
         send_message(connection, msgspec.msgpack.encode(Contents(0)))
         return
     contents = Contents(
         size,
-        backend.decoder,
+        decoder,
         backend.token_bytes is not None,
-        [token_id for token_id in range(size) if tokenizer.is_special(token_id)],
+        frozenset(filter(backend.is_special, range(size))),
+        frozenset(filter(backend.is_byte, range(size))),
         tokenizer.special_tokens_map,
         tokenizer.chat_template,
         tokenizer.class_name,

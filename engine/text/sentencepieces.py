@@ -13,6 +13,7 @@ from ..errors import ModelError
 from ..files.reading import is_there
 from .added_tokens import add_ends, add_tokens, listed_tokens, named_tokens, put_around, special_tokens, text_of
 from .piece_merges import MergedPieces
+from .piece_texts import SPACE, first_spaces
 from .sentencepiece_model import CONTROL, UNIGRAM, UNKNOWN, USER_DEFINED, SentencePieceModel, read_sentencepiece_model
 from .tokenizer_backends import SentencePieceBackend, TokenizerBackend, TokenizersBackend, reading_tokenizer
 
@@ -21,7 +22,6 @@ PrefixScheme = Literal["first", "always"]
 
 _MODEL = "tokenizer.model"
 SENTENCEPIECE_MODELS = (_MODEL, "spiece.model", "sentencepiece.bpe.model", "spm.model")
-_SPACE = "\u2581"  # how sentencepiece writes a space
 _EXTRA_ID, _NUM_EXTRA_IDS, _MAX_EXTRA_IDS = "<extra_id_{}>", 100, 1 << 14
 
 
@@ -49,7 +49,11 @@ def load_sentencepieces(path: Path, config: Mapping[str, Any], class_name: str |
             return None
         if made is None:
             return SentencePieceBackend(
-                path, {**config, "added_tokens_decoder": _all_added(model, path, config, added)}
+                path,
+                {**config, "added_tokens_decoder": _all_added(model, path, config, added)},
+                first_spaces=None
+                if model.denormalizes or model.whitespace_is_suffix
+                else first_spaces(model.add_dummy_prefix, model.remove_extra_whitespaces),
             )
         backend = TokenizersBackend(made)
         backend.decode(backend.encode("a", add_special_tokens=True), skip_special_tokens=False)
@@ -77,7 +81,7 @@ def _merged(
     pieces = MergedPieces(model, added)
     has_prefix = model.add_dummy_prefix and config.get("add_prefix_space") is not False
     user_defined = pieces.of_kind(USER_DEFINED)
-    spaced = [piece for piece in user_defined if _SPACE in piece]
+    spaced = [piece for piece in user_defined if SPACE in piece]
     contents = {token.content for token in added.values()}
     # With spaces changed at the ends, or one put before the text, such a piece would be looked for too early.
     changes_ends = has_prefix or model.remove_extra_whitespaces
@@ -85,7 +89,7 @@ def _merged(
         return None
     scheme: PrefixScheme = "first" if config.get("legacy") is False else "always"
     made = merging(model, pieces, scheme if has_prefix else None)
-    steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     made.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if changes_ends else steps)
     _add_structure(made, pieces.of_kind(CONTROL, UNKNOWN))
     made.add_tokens([AddedToken(piece, special=False, normalized=True) for piece in user_defined])
@@ -111,17 +115,17 @@ def merging(model: SentencePieceModel, pieces: MergedPieces, prefix: PrefixSchem
             byte_fallback=model.byte_fallback,
         )
     )
-    spaces = normalizers.Replace(" ", _SPACE)
+    spaces = normalizers.Replace(" ", SPACE)
     if model.remove_extra_whitespaces:
         # Each run is looked at from its first character alone: a text may have many thousands.
-        ends = normalizers.Replace(Regex(rf"\A +|(?<![ {_SPACE}])[ {_SPACE}]+\z"), "")
+        ends = normalizers.Replace(Regex(rf"\A +|(?<![ {SPACE}])[ {SPACE}]+\z"), "")
         made.normalizer = normalizers.Sequence([ends, normalizers.Replace(Regex(" {2,}"), " "), spaces])
     else:
         made.normalizer = spaces
     if prefix is not None:
         # In two steps, because a Metaspace puts no space before a text that begins with one.
         first = pre_tokenizers.Metaspace(" ", prepend_scheme=prefix, split=False)
-        replaced = pre_tokenizers.Metaspace(_SPACE, prepend_scheme="never", split=False)
+        replaced = pre_tokenizers.Metaspace(SPACE, prepend_scheme="never", split=False)
         made.pre_tokenizer = pre_tokenizers.Sequence([first, replaced])
     return made
 
@@ -164,8 +168,8 @@ def _words(model: SentencePieceModel, pieces: list[tuple[str, float]], unknown: 
     made = tokenizers.Tokenizer(models.Unigram(pieces, unknown, False))
     if model.charsmap:
         made.normalizer = normalizers.Precompiled(model.charsmap)
-    made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(_SPACE)])
-    made.decoder = decoders.Metaspace(_SPACE)
+    made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(SPACE)])
+    made.decoder = decoders.Metaspace(SPACE)
     return made
 
 

@@ -15,6 +15,7 @@ import tokenizers
 from ..errors import ModelError
 from ..files.wording import one_line
 from ..install_hint import install_command
+from .piece_texts import FirstSpaces, PieceTexts
 
 # Calls for batches are what lets other threads run meanwhile. Here a batch is one text, for which the library must not
 # start threads of its own beside the engine's. It looks at this variable with each call.
@@ -25,6 +26,7 @@ LONG_TEXT = 4096
 """In characters."""
 _LONG_IDS = 1024  # tokens
 _SEARCH_STEP = 4096  # characters
+_PIECES_AT_ONCE = 4096
 
 
 class TokenizerBackend(Protocol):
@@ -158,10 +160,17 @@ def decoder_of(state: str) -> tokenizers.decoders.Decoder | None:
 class SentencePieceBackend:
     """A `tokenizer.model`, by the sentencepiece library, with the tokens that `tokenizer_config.json` adds."""
 
-    def __init__(self, path: Path, config: Mapping[str, Any], model: bytes | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        config: Mapping[str, Any],
+        model: bytes | None = None,
+        first_spaces: FirstSpaces | None = None,
+    ) -> None:
         """`model` is the content of a `tokenizer.model` that was made of another file, which `path` names then.
 
-        The entries of `added_tokens_decoder` in `config` have been checked. Raises ModelError if the file is not a
+        With `first_spaces`, this and the tokens alone decide their texts, and `config` adds all that are no text. The
+        entries of `added_tokens_decoder` in `config` have been checked. Raises ModelError if the file is not a
         sentencepiece model, or if the library is missing.
         """
         try:
@@ -180,9 +189,13 @@ class SentencePieceBackend:
             else:
                 self._processor.LoadFromSerializedProto(model)
             size: int = self._processor.GetPieceSize()
-            # All at once, because each access to a piece that is not UTF-8 raises.
-            self._pieces: list[str] = self._processor.IdToPiece(list(range(size)))
-            self._processor.DecodeIds(list(range(size)))
+            # All of them, because each access to a piece that is not UTF-8 raises; some at a time, because no other
+            # thread can run meanwhile.
+            self._pieces = list[str]()
+            for start in range(0, size, _PIECES_AT_ONCE):
+                ids = list(range(start, min(start + _PIECES_AT_ONCE, size)))
+                self._pieces += self._processor.IdToPiece(ids)
+                self._processor.DecodeIds(ids)
         except (OSError, RuntimeError, ValueError) as error:
             raise ModelError(f"{path} is not a sentencepiece model: {one_line(error)}") from error
         self.token_bytes: Callable[[int], bytes] | None = None
@@ -198,6 +211,8 @@ class SentencePieceBackend:
         bos, eos = self._processor.bos_id(), self._processor.eos_id()
         self._prefix = [bos] if bos >= 0 and config.get("add_bos_token", True) else []
         self._suffix = [eos] if eos >= 0 and config.get("add_eos_token", False) else []
+        self.texts = None if first_spaces is None else PieceTexts(frozenset(self._added), first_spaces)
+        """How to decode without the library; None if that cannot be."""
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """See TokenizerBackend."""

@@ -11,6 +11,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, processors
 from ...errors import ModelError
 from ...files.reading import MAX_TEMPLATE_BYTES
 from ...files.wording import shown
+from ...text.piece_texts import SPACE, first_spaces
 from ...text.splitting import SPLITTINGS
 from ...text.tokenizer import ChatTemplate, Tokenizer
 from ...text.tokenizer_backends import (
@@ -22,7 +23,6 @@ from ...text.tokenizer_backends import (
 from .fields import Fields
 from .reader import GgufFile
 
-_SPACE = "\u2581"  # how SentencePiece writes a space
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 # The library has a state for each of their characters, and takes microseconds for each token.
 _MAX_ADDED, _MAX_ADDED_CHARACTERS = 1 << 18, 1 << 22
@@ -149,8 +149,8 @@ def _merged_sentencepieces(file: GgufFile, fields: Fields, vocabulary: Vocabular
     with reading_tokenizer(file.path):
         unknown = vocabulary.special("unk")
         made = tokenizers.Tokenizer(models.BPE(ids, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
-        made.normalizer = normalizers.Replace(" ", _SPACE)
-        made.decoder = decoders.Sequence([decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
+        made.normalizer = normalizers.Replace(" ", SPACE)
+        made.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
         return _finished(made, vocabulary, begins=True)
 
 
@@ -185,10 +185,12 @@ def _sentencepiece(file: GgufFile, fields: Fields, vocabulary: Vocabulary) -> Se
         "add_bos_token": fields.flag("add_bos_token", True),
         "add_eos_token": fields.flag("add_eos_token", False),
     }
-    return SentencePieceBackend(file.path, config, _sentencepiece_model(fields, vocabulary))
+    prefix, extra = fields.flag("add_space_prefix", True), fields.flag("remove_extra_whitespaces", False)
+    model = _sentencepiece_model(vocabulary, prefix, extra)
+    return SentencePieceBackend(file.path, config, model, first_spaces(prefix, extra))
 
 
-def _sentencepiece_model(fields: Fields, vocabulary: Vocabulary) -> bytes:
+def _sentencepiece_model(vocabulary: Vocabulary, add_dummy_prefix: bool, remove_extra_whitespaces: bool) -> bytes:
     """The vocabulary as sentencepiece's own file, whose pieces have the same types.
 
     The fields: https://github.com/google/sentencepiece/blob/master/src/sentencepiece_model.proto.
@@ -205,11 +207,7 @@ def _sentencepiece_model(fields: Fields, vocabulary: Vocabulary) -> bytes:
             trainer += _text(number, token)
     if unknown := vocabulary.of_type(_UNKNOWN):
         trainer += _text(45, vocabulary.tokens[unknown[0]])
-    normalizer = (
-        _text(1, "identity")
-        + _number(3, fields.flag("add_space_prefix", True))
-        + _number(4, fields.flag("remove_extra_whitespaces", False))
-    )
+    normalizer = _text(1, "identity") + _number(3, add_dummy_prefix) + _number(4, remove_extra_whitespaces)
     return b"".join([*pieces, _message(2, trainer), _message(3, normalizer)])
 
 

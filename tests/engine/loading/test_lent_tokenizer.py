@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import random
 import subprocess
@@ -10,15 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sentencepiece_gguf
 import tiny_gguf
 from engine.tiny_tokenizers import TEXT, save
 
 from tidewheel.engine.errors import ModelError
 from tidewheel.engine.loading.lent_tokenizer import LentTokenizer, can_be_lent
+from tidewheel.engine.loading.tokenizer_process import tokenizer_at
 from tidewheel.engine.text.tokenizer import Tokenizer
 from tidewheel.engine.weights.gguf.source import GgufSource
 
-TEXTS = [*TEXT[:5], "", "<|im_start|>user\n<s>", "plainly added\x00é▁odd", "\ufffd", "long " * 2000]
+TEXTS = [
+    *TEXT[:5], "", " ", "  <tag> <turn>  a\n", "<|im_start|>user\n<s>", "plainly added\x00é▁odd", "\ufffd",
+    "long " * 2000,
+]  # fmt: skip
 
 
 def save_folder(kind: str, folder: Path) -> Path:
@@ -28,14 +34,37 @@ def save_folder(kind: str, folder: Path) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=["byte-level", "byte-fallback", "metaspace"])
+def save_pieces(path: Path, *, prefix: bool, extra: bool) -> Path:
+    """A GGUF file of Llama 2's kind."""
+    sentencepiece, made = pytest.importorskip("sentencepiece"), io.BytesIO()
+    sentencepiece.SentencePieceTrainer.Train(
+        sentence_iterator=iter(TEXT), model_writer=made, model_type="bpe", vocab_size=420, hard_vocab_limit=False,
+        byte_fallback=True, character_coverage=0.98, normalization_rule_name="identity", minloglevel=2,
+        remove_extra_whitespaces=extra, add_dummy_prefix=prefix, user_defined_symbols=["<tag>", "▁▁"],
+        control_symbols=["<turn>"],
+    )  # fmt: skip
+    return sentencepiece_gguf.write(path, made.getvalue(), ("<tag>", "▁▁"), prefix=prefix, extra=extra)
+
+
+PIECES = {
+    "llama": {"prefix": True, "extra": False},
+    "gemma": {"prefix": False, "extra": False},
+    "sentencepiece": {"prefix": True, "extra": True},
+}
+
+
+@pytest.fixture(scope="module", params=["byte-level", "byte-fallback", "metaspace", *PIECES])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_folder(request.param, tmp_path_factory.mktemp("lent"))
+    """Or a file."""
+    folder = tmp_path_factory.mktemp("lent")
+    if request.param in PIECES:
+        return save_pieces(folder / "model.gguf", **PIECES[request.param])
+    return save_folder(request.param, folder)
 
 
 @pytest.fixture(scope="module")
 def own(folder: Path) -> Tokenizer:
-    return Tokenizer.load(folder)
+    return tokenizer_at(folder)
 
 
 def lend(folder: Path) -> tuple[LentTokenizer, subprocess.Popen[bytes]]:
@@ -60,21 +89,26 @@ def lent(folder: Path) -> Iterator[LentTokenizer]:
     assert process.poll() is None
     lent.settle()
     assert process.poll() is not None
-    assert lent.encode(TEXT[0]) == Tokenizer.load(folder).encode(TEXT[0])
+    assert lent.encode(TEXT[0]) == tokenizer_at(folder).encode(TEXT[0])
 
 
-def test_it_is_the_tokenizer_of_the_files(lent: LentTokenizer, own: Tokenizer) -> None:
+def test_it_is_the_tokenizer_of_the_files(folder: Path, lent: LentTokenizer, own: Tokenizer) -> None:
     assert lent.is_lent
+    assert can_be_lent(folder)
     for text in TEXTS:
         for special in (False, True):
             assert lent.encode(text, special) == own.encode(text, special), text
     chance = random.Random(1)
+    of_texts = [own.encode(text) for text in TEXTS]
     for _ in range(300):
         ids = [chance.randrange(own.vocab_size + 2) for _ in range(chance.randrange(9))]
+        some = chance.choice(of_texts)
+        start = chance.randrange(len(some) + 1)
+        ids += some[start : start + chance.randrange(20)]
         for skip in (False, True):
             assert lent.decode(ids, skip) == own.decode(ids, skip), ids
             theirs, ours = lent.detokenizer((), skip), own.detokenizer((), skip)
-            assert [theirs.push(i) for i in ids] == [ours.push(i) for i in ids]
+            assert [*map(theirs.push, ids), theirs.flush()] == [*map(ours.push, ids), ours.flush()]
     assert lent.token_texts() == own.token_texts()
     assert lent.special_ids() == own.special_ids()
     for token in (own.id_to_token(7), "</s>", "no token"):

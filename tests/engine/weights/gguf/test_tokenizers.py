@@ -11,6 +11,7 @@ import gguf
 import gguf_files
 import numpy as np
 import pytest
+import sentencepiece_gguf
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -139,26 +140,11 @@ def sentencepiece_files(folder: Path, prefix: bool, filling: gguf.TokenType = gg
     (folder / "tokenizer.model").write_bytes(made.getvalue())
     model = sentencepiece.SentencePieceProcessor(model_proto=made.getvalue())
     ids = range(model.GetPieceSize())
-    kinds = [
-        gguf.TokenType.UNKNOWN if model.IsUnknown(i) else gguf.TokenType.CONTROL if model.IsControl(i)
-        else gguf.TokenType.BYTE if model.IsByte(i) else gguf.TokenType.NORMAL for i in ids
-    ]  # fmt: skip
-    kinds[model.PieceToId("<tag>")] = gguf.TokenType.USER_DEFINED
-    added = {i: {"content": model.IdToPiece(i), "special": True} for i in ids if kinds[i] in (2, 3)}
+    added = {
+        i: {"content": model.IdToPiece(i), "special": True} for i in ids if model.IsUnknown(i) or model.IsControl(i)
+    }
     (folder / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": added}))
-    writer = gguf.GGUFWriter(folder / "m.gguf", "llama")
-    writer.add_tokenizer_model("llama")
-    # Files fill their vocabulary up to the embedding's size.
-    writer.add_token_list([model.IdToPiece(i) for i in ids] + ["[PAD500]", "[PAD501]"])
-    writer.add_token_scores([model.GetScore(i) for i in ids] + [-1000.0] * 2)
-    if filling is gguf.TokenType.UNKNOWN:  # as in early files, where Phi-3's <unk> has another type
-        kinds[model.unk_id()] = gguf.TokenType.CONTROL
-    writer.add_token_types([*kinds, filling, filling])
-    writer.add_bos_token_id(model.bos_id())
-    writer.add_eos_token_id(model.eos_id())
-    writer.add_unk_token_id(model.unk_id())
-    writer.add_add_space_prefix(prefix)
-    gguf_files.finish(writer)
+    sentencepiece_gguf.write(folder / "m.gguf", made.getvalue(), ("<tag>",), filling, prefix=prefix)
 
 
 @pytest.mark.parametrize(
