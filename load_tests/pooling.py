@@ -52,6 +52,7 @@ _START_S = 120
 _REST_S = 2  # until a server without requests has given memory back
 _REQUEST_S = 120
 _GGUF_TYPES: dict[str, str] = {"float32": "F32", "bfloat16": "BF16", "int8": "Q8_0"}
+_DTYPES = (*_GGUF_TYPES, "int8-channel")  # llama.cpp has nothing like the last one
 
 
 class Run(NamedTuple):
@@ -321,7 +322,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("model", help=f"a folder with safetensors, or {', '.join(_SHAPES)} with random weights")
     parser.add_argument("--tokenizer", type=Path, help="a folder with BERT's tokenizer, for shapes with random weights")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--dtypes", nargs="+", default=list(_GGUF_TYPES), choices=list(_GGUF_TYPES))
+    parser.add_argument("--dtypes", nargs="+", default=list(_GGUF_TYPES), choices=_DTYPES)
     parser.add_argument("--most-texts", type=int, default=256, help="32: leave out 256 texts, which take long")
     parser.add_argument("--rounds", type=int, default=7, help="how often each is measured, in turn")
     parser.add_argument("--llama-cpp-python", type=Path, metavar="VENV", help="environment that has llama-cpp-python")
@@ -339,10 +340,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 shutil.copy(file, folder)
         graph = exported(folder, Path(made) / "model.onnx")
         runs = [onnx_runtime("onnxruntime float32", graph, options.threads)]
-        if "int8" in options.dtypes:
+        if {"int8", "int8-channel"} & {*options.dtypes}:
             runs.append(onnx_runtime("onnxruntime int8", in_int8(graph), options.threads))
         for dtype in options.dtypes:
-            if options.llama_cpp_python is not None:
+            if options.llama_cpp_python is not None and dtype in _GGUF_TYPES:
                 file = gguf_file(folder, options.llama_cpp_sources, _GGUF_TYPES[dtype], Path(made))
                 python = options.llama_cpp_python / "bin/python"
                 runs.append(stack.enter_context(llama_cpp(python, file, options.threads)))

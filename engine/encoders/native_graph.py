@@ -358,9 +358,10 @@ def planned_weights(folder: Path, model: EncoderModel, max_length: int, dtype: E
 def _options(
     device: CpuDevice, weights: MadeWeights | TowerWeights, max_length: int, dtype: EncoderDType
 ) -> TowerOptions:
-    quantization = Quantization("int8") if dtype == "int8" else None
-    chosen: DType = device.default_dtype(weights.dtype) if dtype == "auto" else "bfloat16" if dtype == "int8" else dtype
-    return TowerOptions(chosen, max_length, quantization, keeps_quantized=dtype == "auto")
+    if dtype == "int8" or dtype == "int8-channel":
+        return TowerOptions("bfloat16", max_length, Quantization(dtype), keeps_quantized=False)
+    chosen: DType = device.default_dtype(weights.dtype) if dtype == "auto" else dtype
+    return TowerOptions(chosen, max_length, None, keeps_quantized=dtype == "auto")
 
 
 def _weights(

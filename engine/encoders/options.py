@@ -27,7 +27,7 @@ _TASKS: Mapping[str, tuple[Runner, Convert]] = {
 }
 """What vLLM's older option stands for."""
 
-EncoderDType = Literal["auto", "float32", "bfloat16", "float16", "int8"]
+EncoderDType = Literal["auto", "float32", "bfloat16", "float16", "int8", "int8-channel"]
 
 
 @record(frozen=True, kw_only=True)
@@ -82,8 +82,8 @@ class EncoderOptions(Options):
     )
     dtype: EncoderDType = option(
         "auto",
-        "what embedding models in safetensors and GGUF are kept in: auto keeps the checkpoint's own type; bfloat16 and "
-        "int8 are smaller and faster than float32",
+        "what embedding models in safetensors and GGUF are kept in: auto keeps the checkpoint's own type; bfloat16, "
+        "int8 and int8-channel are smaller and faster than float32",
         flag="--embedding-dtype",
         metavar="DTYPE",
     )

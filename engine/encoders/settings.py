@@ -57,10 +57,12 @@ def settings_of(engine: EngineOptions, encoders: EncoderOptions) -> EncoderSetti
     if refused := [*_refused(engine)]:
         raise OptionError(*refused)
     dtype: EncoderDType = encoders.dtype if engine.dtype == "auto" else engine.dtype
+    if engine.quantization == "int8" or engine.quantization == "int8-channel":
+        dtype = engine.quantization
     return EncoderSettings(
         is_main=True,
         revision=engine.revision,
-        dtype="int8" if engine.quantization == "int8" else dtype,
+        dtype=dtype,
         convert=encoders.meant_convert,
         pooler=encoders.pooler_config,
         max_length=engine.max_model_len,
@@ -89,9 +91,9 @@ def _refused(engine: EngineOptions) -> Iterator[str]:
         yield f"{listed(changing)} {these} for models that generate: leave {them} out"
     if engine.device not in ("auto", "cpu"):
         yield f"--device {engine.device} runs no encoders: leave it out, and they run on the processor"
-    if engine.quantization not in (None, "int8"):
-        yield f"--quantization {engine.quantization} is for models that generate: encoders have int8"
-    if engine.quantization == "int8" and engine.dtype not in ("auto", "bfloat16"):
-        yield f"--quantization int8 keeps the rest in bfloat16: leave --dtype {engine.dtype} out"
+    if engine.quantization not in (None, "int8", "int8-channel"):
+        yield f"--quantization {engine.quantization} is for models that generate: encoders have int8 and int8-channel"
+    elif engine.quantization is not None and engine.dtype not in ("auto", "bfloat16"):
+        yield f"--quantization {engine.quantization} keeps the rest in bfloat16: leave --dtype {engine.dtype} out"
     if engine.load_format != "auto":
         yield f"--load-format {engine.load_format} is for models that generate: leave it out"

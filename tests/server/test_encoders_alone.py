@@ -132,7 +132,8 @@ def test_options_of_the_command_are_the_encoder_s() -> None:
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
     np.testing.assert_allclose(plan.scores(encoder.run(plan.task, plan.inputs)), [rows[0] @ rows[1]], rtol=1e-5)
     assert alone(folder, max_model_len=12)["encoder"].max_length == 12  # type: ignore[attr-defined]
-    assert alone(folder, quantization="int8")["encoder"].info["weights"] == "int8"  # type: ignore[attr-defined]
+    for method in ("int8", "int8-channel"):
+        assert alone(folder, quantization=method)["encoder"].info["weights"] == method  # type: ignore[attr-defined]
     assert alone(folder, dtype="bfloat16")["encoder"].info["weights"] == "bfloat16"  # type: ignore[attr-defined]
 
 
