@@ -23,6 +23,10 @@ BASE ?=
 REVISION = $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' tidewheel/__init__.py)
 
+# Images of Python set it for installations that keep no bytecode. Tests start hundreds of processes, and each would
+# compile all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip
 # Object files stay here between builds, so a change of one source compiles only that source.
