@@ -16,6 +16,7 @@
 #include "model/executor.h"
 #include "model/draft.h"
 #include "model/tower.h"
+#include "model/weights/string_ends.h"
 #include "plan_bindings.h"
 #include "quantize/bindings.h"
 #include "runtime/ceilings.h"
@@ -694,6 +695,11 @@ NB_MODULE(_native, m) {
   m.def("sample", &sample_logits, "isa"_a, "logits"_a, "sampling"_a, "token_ids"_a, "logprobs"_a.none(),
         "ranks"_a.none(), "top_ids"_a.none(), "top_logprobs"_a.none(),
         "Samples rows of logits [R, vocab] with one thread.");
+  m.def("string_ends", [](Array1<uint8_t> content, size_t begin,
+                          nb::ndarray<uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> ends) {
+    const nb::gil_scoped_release release;
+    return string_ends({content.data(), content.size()}, begin, {ends.data(), ends.size()});
+  }, "content"_a, "begin"_a, "ends"_a, "Where strings behind their lengths end; false if one is past the content's end.");
   m.def("available_isa_levels", [] {
     std::vector<std::string> names;
     for (const Kernels* kernels : available_kernels()) names.emplace_back(kernels->name);

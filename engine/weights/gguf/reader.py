@@ -22,6 +22,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tidewheel import _native
+
 from ...errors import ModelError
 from ...files.copies import FileCopy
 from ...files.reading import MAX_TOKENIZER_BYTES, require_file
@@ -46,7 +48,6 @@ _MAX_NAME = 1 << 10  # bytes of a key or a tensor's name
 _MIN_KEY, _MIN_TENSOR = 8 + 4 + 1, 8 + 4 + 4 + 8  # bytes
 
 _SEPARATOR, _SPACE = b"\0 "  # the first is of strings that are looked at together
-_READ_LENGTH = struct.Struct("<Q").unpack_from
 
 Metadata = dict[str, Any]
 
@@ -367,15 +368,11 @@ def _strings(cursor: _Cursor, count: int, key: str, where: str) -> GgufStrings:
 
 def _string_ends(content: bytes | mmap.mmap, begin: int, count: int) -> array[int] | None:
     """How far behind `begin` each string ends; None if they do not all end within the content."""
-    ends, at = array("Q"), begin
-    append, read_length = ends.append, _READ_LENGTH
-    try:
-        for _ in range(count):
-            at += 8 + read_length(content, at)[0]
-            append(at - begin)
-    except (struct.error, OverflowError):  # a length is past the end, or leads there
-        return None
-    return ends if at <= len(content) else None
+    ends = array("Q", bytes(8 * count))
+    if not count:
+        return ends
+    found = _native.string_ends(np.frombuffer(content, np.uint8), begin, np.frombuffer(ends, np.uint64))
+    return ends if found else None
 
 
 @functools.lru_cache(_MOST_REMEMBERED)
