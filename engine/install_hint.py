@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from importlib import metadata
 
 
 def install_command(extra: str) -> str:
@@ -14,6 +13,8 @@ def install_command(extra: str) -> str:
 
 
 def _requirements(extra: str) -> list[str]:
+    from importlib import metadata  # takes as long as a fifth of numpy, and most starts need no hint
+
     try:
         declared = metadata.requires("tidewheel") or []
     except metadata.PackageNotFoundError:

@@ -13,7 +13,6 @@ from ..files.reading import is_there
 from ..models.config import ConfigReader
 from ..models.spec import ProjectionSpec
 from ..weights.checkpoint import open_checkpoint, open_file
-from ..weights.pytorch_file import NotPlainTensorsError, open_pytorch_file
 from ..weights.stored import Stored
 
 # The activations of a Dense module, by the last part of their names in torch.
@@ -118,6 +117,8 @@ def _linear(checkpoint: Stored, module: str, place: Path) -> Linear:
 def _read_file(path: Path) -> Linear:
     if path.suffix == ".safetensors":
         return _linear(open_file(path), "", path)
+    from ..weights.pytorch_file import NotPlainTensorsError, open_pytorch_file
+
     try:
         return _linear(open_pytorch_file(path), "", path)
     except NotPlainTensorsError as error:

@@ -36,7 +36,6 @@ from .drafts import draft_tensors, no_mtp, not_loaded
 from .dtypes import STORAGE, DType
 from .kv_scales import KvScales, StoredKvScales
 from .pickles import PYTORCH, PYTORCH_INDEX, pickles_in, refused_folder
-from .pytorch_file import NotPlainTensorsError, open_pytorch_file
 from .quantization import TensorFormat
 from .quantized import ExpertReader, LayerReader, LayerTensors
 from .safetensors_faults import fault_in, tensor_at_fault
@@ -61,6 +60,8 @@ def open_checkpoint(folder: Path, load_format: str = "auto") -> Checkpoint:
     """
     if load_format != "pt" and (checkpoint := _safetensors(folder)) is not None:
         return checkpoint
+    from .pytorch_file import NotPlainTensorsError, open_pytorch_file  # with what reads pickles, which few models need
+
     try:
         if load_format == "safetensors":
             raise ModelError(f"{folder} has no safetensors, but --load-format is safetensors: leave that option out")
