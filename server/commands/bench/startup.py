@@ -76,10 +76,11 @@ def _start_once(serve_arguments: Sequence[str]) -> _Start:
 
 def _environment() -> dict[str, str]:
     # The arguments hold what options the environment had for the model; others would make it another kind of server.
+    # And where Python's compiled modules are not kept, each start would compile a thousand of them.
     return {
         name: value
         for name, value in os.environ.items()
-        if name == "TIDEWHEEL_ISA" or not name.startswith("TIDEWHEEL_")
+        if name == "TIDEWHEEL_ISA" or not name.startswith(("TIDEWHEEL_", "PYTHONDONTWRITEBYTECODE"))
     }
 
 
