@@ -7,13 +7,9 @@ needed until the tokenizer can be made here while nothing streams.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import socket
 import struct
-import subprocess
-import sys
 import threading
 import weakref
 from array import array
@@ -25,12 +21,12 @@ import msgspec
 
 from ..errors import ModelError
 from ..files.reading import read_part
-from ..sandboxing.process import receive_message
-from ..sandboxing.sandbox import send_message
+from ..sandboxing.helper import Helper
 from ..text.piece_texts import PieceTexts
 from ..text.tokenizer import Tokenizer
 from ..text.tokenizer_backends import LONG_TEXT, TokenizerBackend, byte_level_bytes, decoder_of
-from .tokenizer_process import COMMAND, ENCODED, IDS, PLAIN, WITH_SPECIAL, Contents, tokenizer_at
+from . import tokenizer_process
+from .tokenizer_process import ENCODED, IDS, PLAIN, WITH_SPECIAL, Contents, tokenizer_at
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +35,6 @@ _LOOK_BYTES = 16 << 20
 _GGUF_KINDS = [
     b"tokenizer.ggml.model" + struct.pack("<IQ", 8, len(kind)) + kind for kind in (b"gpt2", b"llama", b"gemma4")
 ]
-_LONGEST_MAKE_S = 60.0
 _LONGEST_S, _LEAST_CHARACTERS_PER_S = 10.0, 50_000.0
 
 
@@ -55,9 +50,12 @@ class LentTokenizer(Tokenizer):
 
     def __init__(self, path: Path) -> None:
         """Raises ModelError if there is no such tokenizer, or the process does not start."""
-        process = _Process(path)
         try:
-            contents, tokens = process.contents()
+            process = Helper(tokenizer_process.__name__, os.path.abspath(path))
+        except OSError as error:
+            raise ModelError(f"the process that makes a tokenizer does not start: {error}") from error
+        try:
+            contents, tokens = _contents(process)
         except BaseException:
             process.close()
             raise
@@ -89,7 +87,7 @@ class _LentBackend:
     """A TokenizerBackend for which the process encodes texts; once it is gone, what is `settled` here does."""
 
     def __init__(
-        self, process: _Process, contents: Contents, tokens: Sequence[str], settled: Callable[[], TokenizerBackend]
+        self, process: Helper, contents: Contents, tokens: Sequence[str], settled: Callable[[], TokenizerBackend]
     ) -> None:
         self._process, self._tokens, self._settled = process, tokens, settled
         self._special, self._byte_ids = contents.special, contents.byte_ids
@@ -107,13 +105,18 @@ class _LentBackend:
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """See TokenizerBackend."""
+        request = (WITH_SPECIAL if add_special_tokens else PLAIN) + text.encode()
+        longest_s = _LONGEST_S + len(text) / _LEAST_CHARACTERS_PER_S
         try:
-            return self._process.encode(text, add_special_tokens)
+            answer = self._process.ask(request, longest_s, is_long=len(text) > LONG_TEXT)
         except (OSError, EOFError) as error:
             if not self._process.is_closed:
                 logger.warning("A tokenizer is made anew, because its process has ended: %s", error)
                 self.close()  # an answer may still come, which would be taken for the next one
             return self._settled().encode(text, add_special_tokens)
+        if answer[:1] != ENCODED:
+            raise RuntimeError(answer[1:].decode())
+        return array(IDS, answer[1:]).tolist()
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         """See TokenizerBackend."""
@@ -149,70 +152,14 @@ class _LentBackend:
         return lambda ids: str(library.decode([tokens[i] for i in ids]))
 
 
-class _Process:
-    """The process, and a connection each for long texts and for short ones, which need not wait for the long ones."""
-
-    def __init__(self, path: Path) -> None:
-        """Raises ModelError if it does not start."""
-        self.is_closed = False
-        pairs = [socket.socketpair() for _ in range(2)]
-        self._connections = [ours for ours, _ in pairs]
-        self._locks = [threading.Lock() for _ in pairs]
-        numbers = [theirs.fileno() for _, theirs in pairs]
-        command = [*map(str, numbers), os.path.abspath(path), *map(os.path.abspath, sys.path)]
-        try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-c", COMMAND, *command],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,  # what is wrong with the files is said here
-                pass_fds=numbers,
-                start_new_session=True,  # the server alone gets the terminal's signals
-            )
-        except OSError as error:
-            self._hang_up()
-            raise ModelError(f"the process that makes a tokenizer does not start: {error}") from error
-        finally:
-            for _, theirs in pairs:
-                theirs.close()
-
-    def contents(self) -> tuple[Contents, list[str]]:
-        """What the tokenizer has. Raises ModelError if there is none that can be lent."""
-        connection, tokens = self._connections[0], list[str]()
-        connection.settimeout(_LONGEST_MAKE_S)
-        try:
-            contents = msgspec.msgpack.decode(receive_message(connection), type=Contents)
-            while len(tokens) < contents.num_tokens:
-                tokens += msgspec.msgpack.decode(receive_message(connection), type=list[str])
-        except (OSError, EOFError) as error:
-            raise ModelError("the process that makes a tokenizer has ended") from error
-        if not tokens:
-            raise ModelError("it is of a kind that cannot be lent")
-        return contents, tokens
-
-    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        """The token ids of a text. Raises OSError and EOFError if the process is gone or does not answer, and
-        RuntimeError for what the library fails at.
-        """
-        is_long = len(text) > LONG_TEXT
-        connection = self._connections[is_long]
-        with self._locks[is_long]:
-            connection.settimeout(_LONGEST_S + len(text) / _LEAST_CHARACTERS_PER_S)
-            send_message(connection, (WITH_SPECIAL if add_special_tokens else PLAIN) + text.encode())
-            answer = receive_message(connection)
-        if answer[:1] != ENCODED:
-            raise RuntimeError(answer[1:].decode())
-        return array(IDS, answer[1:]).tolist()
-
-    def close(self) -> None:
-        """End it. Those who wait for an answer get an error. Calling it twice is allowed."""
-        self.is_closed = True
-        self._process.kill()
-        self._process.wait()
-        self._hang_up()
-
-    def _hang_up(self) -> None:
-        for connection in self._connections:
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)  # wakes those that wait
-            connection.close()
+def _contents(process: Helper) -> tuple[Contents, list[str]]:
+    tokens = list[str]()
+    try:
+        contents = msgspec.msgpack.decode(process.receive(), type=Contents)
+        while len(tokens) < contents.num_tokens:
+            tokens += msgspec.msgpack.decode(process.receive(), type=list[str])
+    except (OSError, EOFError) as error:
+        raise ModelError("the process that makes a tokenizer has ended") from error
+    if not tokens:
+        raise ModelError("it is of a kind that cannot be lent")
+    return contents, tokens

@@ -1,30 +1,18 @@
-"""The process of a LentTokenizer: it makes a tokenizer, tells what is in it, and encodes texts with it.
-
-It runs as `python -I -c COMMAND SOCKET SOCKET FILE PATH...`. On each socket, a thread of its own answers requests until
-the other end is closed. What the tokenizer has comes first, on the first of them.
-"""
+"""The process of a LentTokenizer: it makes a tokenizer, tells what is in it, and encodes texts with it. See Helper."""
 
 from __future__ import annotations
 
-import contextlib
-import signal
-import socket
-import sys
-import threading
 from array import array
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
 import msgspec
 
-from ..machine.priority import lower_thread_priority
-from ..sandboxing.process import receive_message
-from ..sandboxing.sandbox import send_message
 from ..text.piece_texts import PieceTexts
 from ..text.tokenizer import ChatTemplate, SpecialTokens, Tokenizer
 from ..text.tokenizer_backends import SentencePieceBackend, TokenizersBackend
 
-COMMAND = "import sys; sys.path[:] = sys.argv[4:]; from tidewheel.engine.loading.tokenizer_process import main; main()"
 IDS = "I"  # the type of the token ids in an answer: at least 32 bits
 PLAIN, WITH_SPECIAL = b"\0", b"\1"  # what a request begins with, before the text
 ENCODED, FAILED = b"\0", b"\1"  # what an answer begins with, before the ids, or what went wrong
@@ -47,29 +35,9 @@ class Contents(msgspec.Struct, frozen=True):
     class_name: str = ""
 
 
-def main() -> None:
-    """Make the tokenizer, and serve on both sockets."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server handles Ctrl-C, and then ends this process
-    connections = [socket.socket(fileno=int(number)) for number in sys.argv[1:3]]
-    made = threading.Event()
-    tokenizer: Tokenizer
-
-    def serve(connection: socket.socket) -> None:
-        made.wait()
-        with contextlib.suppress(EOFError, OSError):
-            while True:
-                send_message(connection, _answer(tokenizer, receive_message(connection)))
-
-    # They have the priority of what answers. To make the tokenizer has less.
-    threads = [threading.Thread(target=serve, args=(connection,), daemon=True) for connection in connections]
-    for thread in threads:
-        thread.start()
-    lower_thread_priority()
-    tokenizer = tokenizer_at(Path(sys.argv[3]))
-    _tell(connections[0], tokenizer)
-    made.set()
-    for thread in threads:
-        thread.join()
+def make(path: str) -> Tokenizer:
+    """The tokenizer. Raises ModelError."""
+    return tokenizer_at(Path(path))
 
 
 def tokenizer_at(path: Path) -> Tokenizer:
@@ -81,7 +49,8 @@ def tokenizer_at(path: Path) -> Tokenizer:
     return GgufSource(path).tokenizer()
 
 
-def _tell(connection: socket.socket, tokenizer: Tokenizer) -> None:
+def tell(tokenizer: Tokenizer) -> Iterator[bytes]:
+    """What is in it: Contents, then lists of its tokens."""
     size, backend = tokenizer.vocab_size, tokenizer.backend
     tokens = [tokenizer.id_to_token(token_id) for token_id in range(size)]
     decoder: str | PieceTexts | None = None
@@ -90,7 +59,7 @@ def _tell(connection: socket.socket, tokenizer: Tokenizer) -> None:
     elif isinstance(backend, SentencePieceBackend):
         decoder = backend.texts
     if decoder is None or None in tokens or len({*tokens}) < size:
-        send_message(connection, msgspec.msgpack.encode(Contents(0)))
+        yield msgspec.msgpack.encode(Contents(0))
         return
     contents = Contents(
         size,
@@ -102,13 +71,14 @@ def _tell(connection: socket.socket, tokenizer: Tokenizer) -> None:
         tokenizer.chat_template,
         tokenizer.class_name,
     )
-    send_message(connection, msgspec.msgpack.encode(contents))
+    yield msgspec.msgpack.encode(contents)
     left = iter(tokens)
     while some := [*islice(left, _AT_ONCE)]:
-        send_message(connection, msgspec.msgpack.encode(some))
+        yield msgspec.msgpack.encode(some)
 
 
-def _answer(tokenizer: Tokenizer, request: bytes) -> bytes:
+def answer(tokenizer: Tokenizer, request: bytes) -> bytes:
+    """The ids of the text in a request, or what went wrong."""
     try:
         ids = tokenizer.encode(request[1:].decode(), add_special_tokens=request[:1] == WITH_SPECIAL)
         return ENCODED + array(IDS, ids).tobytes()
