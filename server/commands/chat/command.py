@@ -70,7 +70,7 @@ def run(arguments: Sequence[str]) -> int:
     _add_chat_options(parser)
     _add_server_options(parser, DEFAULT_URL)
     given = parser.parse_args(list(arguments))
-    client = _chat_client(given.url, given)
+    client = _chat_client(given.url or DEFAULT_URL, given)
     if not client.serves(given.model):
         download_there(client, given.model)
     _talk(client, given.text, Screen(sys.stdout, shows_speed=given.stats))

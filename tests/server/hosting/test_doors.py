@@ -18,6 +18,8 @@ from fake_hub import Claimed, FakeHub, fake_hub
 from server.hosting.conftest import HostServer, StartHost
 
 from tidewheel.engine.errors import TidewheelError
+from tidewheel.server.commands import server_models
+from tidewheel.server.commands.chat import command
 from tidewheel.server.commands.cli import main
 
 KEYS = ("--api-key", "plain", "--admin-api-key", "secret")
@@ -220,6 +222,17 @@ def test_the_commands(host: HostServer, hub: FakeHub, capsys: pytest.CaptureFixt
     assert main(["ps", "--all", "--json", *at]) == 0
     found = {model["name"]: model["state"] for model in json.loads(capsys.readouterr().out)}
     assert found == {"one": "unloaded", "two": "unloaded", "own/other": "unloaded"}
+
+
+def test_the_commands_need_no_address_for_a_server_at_the_usual_one(
+    host: HostServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (command, server_models):
+        monkeypatch.setattr(module, "DEFAULT_URL", host.url)
+    assert main(["run", "one", "hi"]) == 0
+    assert main(["ps"]) == 0
+    assert "one" in capsys.readouterr().out
+    assert main(["stop", "one"]) == 0
 
 
 def test_who_may_change_the_models(start_host: StartHost, dummy_model: Path, tmp_path: Path) -> None:
