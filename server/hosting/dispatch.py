@@ -141,7 +141,11 @@ class _Answer(Response):
         except Exception as failure:
             if stream is None or not stream.has_begun:
                 raise
-            await stream.fail(failure)
+            if isinstance(failure, ClientGone):
+                failure.__traceback__ = None  # whose frames know it: only a collection of garbage could free them
+                await stream.end()
+            else:
+                await stream.fail(failure)
 
     async def _pass_on(self, loaded: LoadedModel, scope: Scope, receive: Receive, send: Send) -> None:
         going_on: list[Callable[[], Awaitable[None]]] = []

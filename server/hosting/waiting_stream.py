@@ -60,6 +60,10 @@ class WaitingStream:
         body = error.anthropic_body(self._scope["state"]["request_id"]) if is_anthropic else error.body()
         await self._body(self._event(body), more=False)
 
+    async def end(self) -> None:
+        """End the answer, which nobody reads any more."""
+        await self._body(b"", more=False)
+
     def _event(self, body: bytes) -> bytes:
         if _path(self._scope) in _ANTHROPIC:
             return b"event: error\ndata: " + body + b"\n\n"

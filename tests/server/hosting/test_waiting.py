@@ -110,7 +110,9 @@ def test_a_model_that_cannot_be_loaded_is_one_clear_error(host: HostServer, path
     assert said.endswith(status["error"])
 
 
-def test_who_leaves_while_a_model_loads_is_not_waited_for(host: HostServer, gate: Gate) -> None:
+def test_who_leaves_while_a_model_loads_is_not_waited_for(
+    host: HostServer, gate: Gate, caplog: pytest.LogCaptureFixture
+) -> None:
     with pytest.raises(httpx.ReadTimeout):
         host.http.post(CHAT, json={"model": "tiny", **HELLO}, timeout=0.2)
     with asked(host, CHAT) as response:
@@ -120,6 +122,7 @@ def test_who_leaves_while_a_model_loads_is_not_waited_for(host: HostServer, gate
     gate.open.set()
     assert host.http.post(CHAT, json={"model": "tiny", **HELLO}).status_code == 200
     eventually(lambda: unit.status("tiny").leases == 0, "it is still in use")
+    assert "a request failed" not in caplog.text
 
 
 def test_all_who_ask_wait_for_one_load(host: HostServer, gate: Gate) -> None:
