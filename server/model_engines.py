@@ -65,6 +65,7 @@ class ModelEngines:
         """Prepare for what requests may ask for, unless some are there."""
         if self.chat is not None:
             self.chat.warm_up()
+        self.encoders.warm_up()
 
     @property
     def is_idle(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -11,14 +12,14 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from ..errors import EngineDeadError
+from ..errors import EngineDeadError, ModelError
 from ..start_log import start_logger
 from .batching import Job
 from .encoder import Encoder
 from .loop import EncoderLoop
 from .pooling import Floats
 from .tasks import Task
-from .tokenization import EncoderInput
+from .tokenization import EncoderInput, EncoderTokenizer
 from .work import EncoderWork
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class EncoderEngine:
         self._idle = asyncio.Event()
         self._idle.set()
         self._refusal: str | None = None
+        self._settling: threading.Thread | None = None
 
     def run_beside(self, engine: Engine) -> None:
         """Let encoders compute between the steps of a chat model where they can. Neither has been started."""
@@ -110,6 +112,13 @@ class EncoderEngine:
         work, call = self._runner(encoder)
         call(partial(work.add, job))
         return future
+
+    def warm_up(self) -> None:
+        """Make lent tokenizers here, in a thread, unless inputs are there."""
+        lent = [encoder.tokenizer for encoder in self.encoders.values() if encoder.tokenizer.is_lent]
+        if lent and self._refusal is None and self._idle.is_set() and self._settling is None:
+            self._settling = threading.Thread(target=_settle, args=(lent,), name="tokenizer", daemon=True)
+            self._settling.start()
 
     async def drain(self, timeout_s: float) -> None:
         """Refuse new inputs and wait for the others. After `timeout_s`, fail the rest."""
@@ -225,3 +234,11 @@ class EncoderEngine:
             if not future.done():
                 future.set_exception(EngineDeadError(reason))
                 self._abort(job)
+
+
+def _settle(tokenizers: Sequence[EncoderTokenizer]) -> None:
+    for tokenizer in tokenizers:
+        try:
+            tokenizer.settle()
+        except ModelError as error:
+            logger.warning("Another process goes on encoding texts: %s", error)

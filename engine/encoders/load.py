@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from ..declaring.option import OptionError
 from ..devices.cpu.device import CpuDevice, default_threads
+from ..errors import ModelError
 from ..machine.priority import lower_thread_priority
 from ..model_names import short_name
 from ..options import EngineOptions
 from ..start_log import start_logger
+from ..text.kept_tokenizers import LARGE_VOCABULARY, files_version
 from ..weights.hub import local_model, resolve_encoder
 from ..weights.hub_room import Download, check_room, not_cached
 from .as_asked import as_asked
@@ -75,7 +77,7 @@ def load_encoders(
     with ThreadPoolExecutor(1, initializer=lowered) as loader:
         engine = EncoderEngine(
             [
-                loader.submit(_load, model, name, num_threads, settings, download_dir, device).result()
+                loader.submit(_load, model, name, num_threads, settings, download_dir, device, cores).result()
                 for model, name, settings in zip(
                     models, names or map(short_name, models), chain([first or others], repeat(others)), strict=False
                 )
@@ -165,12 +167,11 @@ def _load(
     settings: EncoderSettings,
     download_dir: str | Path | None,
     device: CpuDevice | None,
+    cores: SharedCores | None,
 ) -> Encoder:
     started = time.perf_counter()
     description = _described(model, settings, download_dir)
-    tokenizer = EncoderTokenizer.load(
-        description.tokenizer_folder, lower_case=description.lower_case, pairs=bool(description.labels)
-    )
+    tokenizer = _tokenizer(description, cores)
     graph, runs_in = _graph(description, padding_id(description, tokenizer), threads, settings.dtype, device)
     encoder = _kind(description)(name, model, description, tokenizer, graph)
     start_logger.info(
@@ -182,6 +183,25 @@ def _load(
         time.perf_counter() - started,
     )
     return encoder
+
+
+def _tokenizer(description: EncoderDescription, cores: SharedCores | None) -> EncoderTokenizer:
+    path, lower_case, pairs = description.tokenizer_folder, description.lower_case, bool(description.labels)
+    if cores is None:
+        return EncoderTokenizer.load(path, lower_case=lower_case, pairs=pairs)
+
+    def make() -> EncoderTokenizer:
+        is_large = description.vocab_size is None or description.vocab_size >= LARGE_VOCABULARY
+        if is_large and cores.turns.is_taken:  # by streams of other models, which would stand still
+            from .lent_tokenization import LentEncoderTokenizer
+
+            try:
+                return LentEncoderTokenizer(path, lower_case=lower_case, pairs=pairs)
+            except ModelError as error:  # if the files are broken, to make it here says how
+                logger.info("The tokenizer in %s is made in this process: %s", path, error)
+        return EncoderTokenizer.load(path, lower_case=lower_case, pairs=pairs)
+
+    return cores.tokenizers.get(path, files_version(path), f"encoder {lower_case} {pairs}", make)
 
 
 def _described(model: str, settings: EncoderSettings, download_dir: str | Path | None) -> EncoderDescription:

@@ -53,6 +53,9 @@ class Part(NamedTuple):
 class EncoderTokenizer:
     """A model folder's `tokenizer.json`. Safe to use from several threads."""
 
+    is_lent = False
+    """Whether another process has made it: see LentEncoderTokenizer."""
+
     def __init__(
         self,
         tokenizer: tokenizers.Tokenizer,
@@ -70,11 +73,14 @@ class EncoderTokenizer:
         if lower_case:
             own = [] if tokenizer.normalizer is None else [tokenizer.normalizer]
             tokenizer.normalizer = tokenizers.normalizers.Sequence([tokenizers.normalizers.Lowercase(), *own])
-        self._tokenizer = tokenizer
-        self._has_type_ids = has_type_ids
-        self._end = [] if end is None or tokenizer.encode("a").ids[-1:] == [end] else [end]
+        self.library = tokenizer
+        self.has_type_ids = has_type_ids
+        self.end = [] if end is None or tokenizer.encode("a").ids[-1:] == [end] else [end]
         self.vocab_size: int = tokenizer.get_vocab_size(with_added_tokens=True)
-        self._special = {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+        self.special = {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+
+    def settle(self) -> None:
+        """Make it in this process, if it is lent."""
 
     @classmethod
     def load(cls, folder: Path, *, lower_case: bool = False, pairs: bool = False) -> EncoderTokenizer:
@@ -159,32 +165,32 @@ class EncoderTokenizer:
         if len(given) < len(parts):
             return EncoderInput((), is_too_long=True)
         encodings = [part.encoding for part in given]
-        end = self._end if add_special_tokens else []
+        end = self.end if add_special_tokens else []
         special = len(end) + room
         if add_special_tokens:
-            special += self._tokenizer.num_special_tokens_to_add(len(parts) > 1)
+            special += self.library.num_special_tokens_to_add(len(parts) > 1)
         if truncate_to is not None and sum(part.num_tokens for part in given) + special > truncate_to:
             encodings = _cut(given, truncate_to, special)
         second = encodings[1] if len(encodings) > 1 else None
-        encoding = self._tokenizer.post_process(encodings[0], second, add_special_tokens)
+        encoding = self.library.post_process(encodings[0], second, add_special_tokens)
         ids, types = encoding.ids + end, encoding.type_ids + [0] * len(end)
-        return EncoderInput(ids, types if self._has_type_ids else None)
+        return EncoderInput(ids, types if self.has_type_ids else None)
 
     def token_id(self, token: str | None) -> int | None:
         """The id of a token; None if there is no such token."""
-        found: int | None = None if token is None else self._tokenizer.token_to_id(token)
+        found: int | None = None if token is None else self.library.token_to_id(token)
         return found
 
     def prompt_length(self, prompt: str) -> int:
         """How many tokens a prompt takes at the beginning of a text, including special ones."""
-        ids = self._tokenizer.encode(prompt).ids
-        return len(ids) - (1 if ids and ids[-1] in self._special else 0)
+        ids = self.library.encode(prompt).ids
+        return len(ids) - (1 if ids and ids[-1] in self.special else 0)
 
     def _with_offsets(self, text: str) -> tokenizers.Encoding:
-        return self._tokenizer.encode_batch([text], add_special_tokens=False)[0]
+        return self.library.encode_batch([text], add_special_tokens=False)[0]
 
     def _tokens(self, text: str) -> tokenizers.Encoding:
-        return encoding_of(self._tokenizer, text, add_special_tokens=False)
+        return encoding_of(self.library, text, add_special_tokens=False)
 
 
 def check_query_size(size: int, most: int) -> None:

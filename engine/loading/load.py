@@ -29,6 +29,7 @@ from ..models.spec import StageSpec, tensor_shapes
 from ..options import DEFAULT_KV_OFFLOAD_SPACE, EngineOptions
 from ..speculation.options import DraftModel, Eagle3, Mtp, Speculation
 from ..start_log import start_logger
+from ..text.kept_tokenizers import LARGE_VOCABULARY, FilesVersion, files_version
 from .downloads import downloads_of, with_adapters_here
 from .load_progress import WarmUpProgress
 from .memory_plan import plan_memory
@@ -47,14 +48,12 @@ if TYPE_CHECKING:
     from ..pipeline.executor import PipelineExecutor
     from ..pipeline.stages import StageHost
     from ..speculation.drafter import BatchDrafter, Drafter
-    from ..text.kept_tokenizers import FilesVersion
     from ..text.tokenizer import Tokenizer
     from .drafts import OpenedDraft
 
 logger = logging.getLogger(__name__)
 
 _GIB = 2**30
-_LARGE_VOCABULARY = 32_000  # tokens
 _READING_SHARE = 0.9  # of the progress of a load; warming up is the rest
 
 
@@ -113,8 +112,6 @@ class EngineLoad:
         self._cores, self._report = cores, report
         self._tokenizer_versions: dict[Path, FilesVersion] = {}
         if cores is not None:
-            from ..text.kept_tokenizers import files_version
-
             for opened in (model, *(() if self._draft is None else (self._draft.model,))):
                 if opened.tokenizer_source is not None:
                     path = opened.tokenizer_source.path
@@ -226,7 +223,7 @@ class EngineLoad:
 
     def _may_stall(self, model: OpenedModel) -> bool:
         """Whether to make its tokenizer may stop the streams of other models. On accelerators, nothing tells of any."""
-        is_large = model.spec.vocab_size >= _LARGE_VOCABULARY and model.tokenizer_mode != "mistral"
+        is_large = model.spec.vocab_size >= LARGE_VOCABULARY and model.tokenizer_mode != "mistral"
         return is_large and self._cores is not None and (self._threads is None or self._cores.turns.is_taken)
 
     def engine(self) -> Engine:

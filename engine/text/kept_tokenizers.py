@@ -6,17 +6,21 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
-from .tokenizer import Tokenizer
+LARGE_VOCABULARY = 32_000
+"""Tokens. To make a tokenizer of so many holds the interpreter's lock for tens of milliseconds, or far longer."""
 
 _MOST = 4
+
+Made = TypeVar("Made")
 
 FilesVersion = tuple[tuple[str, int, int, int], ...]
 """Of each file: its name, its number, when it was written, and its bytes."""
 
 
 class KeptTokenizers:
-    """Tokenizers by the files that they were made from, also after their models were unloaded.
+    """Tokenizers of any class, by the files that they were made from, also after their models were unloaded.
 
     Making one of 128,000 tokens takes longer than reading the packed weights of a small model, and holds the
     interpreter's lock for hundreds of milliseconds: all streams of the process would stand still. Models with the same
@@ -27,19 +31,20 @@ class KeptTokenizers:
         """No more than `most` are kept: those that were asked for last."""
         self._most = most
         self._lock = threading.Lock()
-        self._kept: OrderedDict[tuple[Path, str], tuple[FilesVersion, Tokenizer]] = OrderedDict()
+        self._kept: OrderedDict[tuple[Path, str], tuple[FilesVersion, Any]] = OrderedDict()
 
-    def get(self, path: Path, version: FilesVersion, mode: str, make: Callable[[], Tokenizer]) -> Tokenizer:
+    def get(self, path: Path, version: FilesVersion, mode: str, make: Callable[[], Made]) -> Made:
         """The tokenizer of a folder or file, which is made as `mode` says if it is not kept in this version.
 
-        From any thread. Raises what `make` raises.
+        From any thread. Those of different classes must have different modes. Raises what `make` raises.
         """
         key = path, mode
         with self._lock:
             found = self._kept.pop(key, None)
             if found is not None and found[0] == version:
                 self._kept[key] = found
-                return found[1]
+                kept: Made = found[1]
+                return kept
         made = make()
         with self._lock:
             self._kept[key] = version, made

@@ -94,8 +94,7 @@ class TokenizersBackend:
     @property
     def decoder(self) -> str:
         """What makes a text of tokens, as JSON: see `decoder_of`."""
-        decoder = self._tokenizer.decoder
-        return "null" if decoder is None else bytes(decoder.__getstate__()).decode()
+        return state_of(self._tokenizer.decoder)
 
     @classmethod
     def load(cls, path: Path) -> TokenizersBackend:
@@ -150,11 +149,19 @@ class TokenizersBackend:
 
 def decoder_of(state: str) -> tokenizers.decoders.Decoder | None:
     """The library's decoder, without the rest of its tokenizer, of what TokenizersBackend says."""
-    empty = tokenizers.Tokenizer(tokenizers.models.BPE())
-    fields = msgspec.json.decode(empty.to_str()) | {"decoder": msgspec.json.decode(state)}
-    decoder: tokenizers.decoders.Decoder | None
-    decoder = tokenizers.Tokenizer.from_str(msgspec.json.encode(fields).decode()).decoder
+    decoder: tokenizers.decoders.Decoder | None = without_vocabulary("decoder", state).decoder
     return decoder
+
+
+def without_vocabulary(part: str, state: str) -> tokenizers.Tokenizer:
+    """A tokenizer of the library that has this part alone, of which `state` is the JSON."""
+    empty = msgspec.json.decode(tokenizers.Tokenizer(tokenizers.models.BPE()).to_str())
+    return tokenizers.Tokenizer.from_str(msgspec.json.encode(empty | {part: msgspec.json.decode(state)}).decode())
+
+
+def state_of(part: Any) -> str:
+    """The JSON of a part of the library's tokenizers, which may be None."""
+    return "null" if part is None else bytes(part.__getstate__()).decode()
 
 
 class SentencePieceBackend:

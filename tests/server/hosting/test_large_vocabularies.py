@@ -32,7 +32,7 @@ def test_its_tokenizer_is_made_elsewhere_until_nothing_streams(
         assert answer.status_code == 200, answer.text
         return answer.json()["choices"], answer.json()["usage"]["prompt_tokens"]
 
-    monkeypatch.setattr(load, "_LARGE_VOCABULARY", 1)
+    monkeypatch.setattr(load, "LARGE_VOCABULARY", 1)
     expected = ask("one")
     assert not tokenizer_of(host, "one").is_lent, "nothing streamed"
     body = {"model": "one", "prompt": "x", "max_tokens": 500, "n": 8, "ignore_eos": True, "stream": True}
