@@ -8,12 +8,12 @@
 namespace tidewheel::TW_ISA {
 
 template <ChunkTraits T>
-class ExpandedRows {
+class StripRows {
  public:
   static constexpr int kTiles = 8;
   static constexpr int kRows = kTiles * kTileRows;
 
-  ExpandedRows() {}  // leaves the room for a chunk as it is
+  StripRows() {}  // leaves the room for a chunk as it is
 
   void multiply(const WeightFormat& format, const char* x, const char* panel, int k, int rows, float* tile) {
     if (rows <= kFewRows) return multiply_few_rows<kFewRows, kBlockRun, kQuadZero>(format, x, panel, k, rows, tile);

@@ -4,9 +4,7 @@
 // to bytes in the first-level cache. Each output adds the same numbers in the same order as with few rows.
 #pragma once
 
-#include "kernels/blocks.h"
-#include "kernels/gemm_tiles.h"
-#include "kernels/table.h"
+#include "kernels/gemm_chunks.h"
 
 namespace tidewheel::TW_ISA {
 
@@ -101,91 +99,9 @@ class ChunkPair {
   Expanded strips_[kStrips];
 };
 
-// `Weights` says how a format's chunks are expanded, and how few rows are multiplied.
-template <typename Weights>
-class ByChunkPairs {
- public:
-  static constexpr int kRows = 8 * kTileRows;
-
-  void multiply(const WeightFormat& format, const char* x, const char* panel, int k, int rows, float* tile) {
-    if (rows <= Weights::kFew) return Weights::multiply_few(format, x, panel, k, rows, tile);
-    const size_t strip_size = strip_bytes(format, k), chunk_size = Weights::chunk_size(format);
-    const size_t row_size = row_bytes(format, k), part = chunk_size * kTileRows / rows;
-    const int groups = row_groups(k);
-    const char* chunk = panel;
-    for (int g = 0; g < groups; g += kChunkGroups, chunk += chunk_size) {
-      const int count = groups - g < kChunkGroups ? groups - g : kChunkGroups;
-      for (int s = 0; s < kStrips; ++s) Weights::expand(format, chunk + s * strip_size, count, pair_.strip(s));
-      const char* next = g + kChunkGroups < groups ? chunk + chunk_size : panel + kStrips * strip_size;
-      for (int r = 0; r < rows; r += kTileRows, next += part) {
-        for (int s = 0; s < kStrips; ++s) prefetch_part(next + s * strip_size, part);
-        const int n = rows - r < kTileRows ? rows - r : kTileRows;
-        pair_.multiply(x + r * row_size + size_t(g) * n * kGroupBytes, n, count, g == 0, tile + r * kPanel);
-      }
-    }
-  }
-
- private:
-  static constexpr size_t kGroupBytes = sizeof(BlockRows<1, Weights::kTraits.parts()>);
-
-  // To the second level: with the first one as its aim, few rows were slower.
-  TW_INLINE void prefetch_part(const char* from, size_t bytes) {
-    for (size_t i = 0; i < bytes; i += kLineBytes) prefetch_later(from + i);
-  }
-
-  ChunkPair<Weights::kTraits> pair_;
-};
-
 template <ChunkTraits T>
-struct BlockWeights {
-  static constexpr ChunkTraits kTraits = T;
-  static constexpr int kFew = kFewRows;
-
-  TW_INLINE size_t chunk_size(const WeightFormat& format) { return chunk_bytes(format, kChunkGroups); }
-  TW_INLINE void expand(const WeightFormat& format, const char* chunk, int groups, Expanded& out) {
-    expand_chunk(format, chunk, groups, out);
-  }
-  static void multiply_few(const WeightFormat& format, const char* x, const char* panel, int k, int rows, float* tile) {
-    multiply_few_rows<kFewRows, kBlockRun, kQuadZero>(format, x, panel, k, rows, tile);
-  }
-};
-
+using ExpandedRows = ByChunks<BlockWeights<T>, ChunkPair<T>>;
 template <bool NIBBLES, bool SHIFTS>
-struct GroupWeights {
-  static constexpr ChunkTraits kTraits{false, SHIFTS};
-  static constexpr int kFew = kTileRows;
-
-  TW_INLINE size_t chunk_size(const WeightFormat& format) {
-    return GroupLayout::of(format, kChunkInputs).block_bytes() * kChunkInputs / (2 * format.group);
-  }
-
-  TW_INLINE void expand(const WeightFormat& format, const char* chunk, int groups, Expanded& out) {
-    const GroupLayout layout = GroupLayout::of(format, kChunkInputs);
-    const int per_scale = layout.group / kRowGroup;
-    for (int i = 0; i < groups; ++i) {
-      const char* scales = chunk + layout.scale_at(i / per_scale);
-      store(out.scales[i], load(reinterpret_cast<const f16*>(scales)));
-      if constexpr (SHIFTS) store(out.shifts[i], load(reinterpret_cast<const f16*>(scales + layout.shift_bytes)));
-      const size_t size = layout.value_bytes / per_scale;
-      const char* values = chunk + layout.values_at(i / per_scale) + i % per_scale * size;
-      uint8_t* codes = out.codes + i * kRowGroup * kLanes;
-#pragma GCC unroll 8
-      for (int s = 0; s < kGroupQuads; s += NIBBLES ? 2 : 1, values += kVectorBytes) {
-        const Bytes v = load_bytes(reinterpret_cast<const uint8_t*>(values));
-        store(codes + s * kVectorBytes, NIBBLES ? field<0, 4>(v) : v);
-        if constexpr (NIBBLES) store(codes + (s + 1) * kVectorBytes, field<4, 4>(v));
-      }
-    }
-  }
-
-  static void multiply_few(const WeightFormat& format, const char* x, const char* panel, int k, int rows, float* tile) {
-    InRegisters<GroupTile<NIBBLES, SHIFTS>>().multiply(format, x, panel, k, rows, tile);
-  }
-};
-
-template <ChunkTraits T>
-using ExpandedRows = ByChunkPairs<BlockWeights<T>>;
-template <bool NIBBLES, bool SHIFTS>
-using GroupRows = ByChunkPairs<GroupWeights<NIBBLES, SHIFTS>>;
+using GroupRows = ByChunks<GroupWeights<NIBBLES, SHIFTS>, ChunkPair<GroupWeights<NIBBLES, SHIFTS>::kTraits>>;
 
 }  // namespace tidewheel::TW_ISA

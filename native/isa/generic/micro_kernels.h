@@ -12,5 +12,7 @@ using FloatRows = InRegisters<FloatTile<T>>;
 using Int8ChannelRows = InRegisters<Int8ChannelTile>;
 template <bool NIBBLES, bool SHIFTS>
 using GroupRows = InRegisters<GroupTile<NIBBLES, SHIFTS>>;
+template <ChunkTraits T>
+using ExpandedRows = StripRows<T>;
 
 }  // namespace tidewheel::TW_ISA

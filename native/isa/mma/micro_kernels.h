@@ -145,5 +145,7 @@ using FloatRows = InRegisters<FloatAccumulatorTile<T>>;
 using Int8ChannelRows = InRegisters<Int8ChannelAccumulatorTile>;
 template <bool NIBBLES, bool SHIFTS>
 using GroupRows = InRegisters<GroupTile<NIBBLES, SHIFTS>>;
+template <ChunkTraits T>
+using ExpandedRows = StripRows<T>;
 
 }  // namespace tidewheel::TW_ISA

@@ -335,7 +335,7 @@ struct GroupMatrixTile {
   }
 };
 
-// Adds to `tile` what a chunk of a strip gives, expanded with its quads in pairs: see ExpandedRows.
+// Adds to `tile` what a chunk of a strip gives, expanded with its quads in pairs: see StripRows.
 template <ChunkTraits T, int ROWS>
 TW_INLINE void multiply_expanded(const Expanded& expanded, const char* x, int groups, float* tile) {
   constexpr int kParts = T.parts();
@@ -370,5 +370,7 @@ using FloatRows = InRegisters<std::conditional_t<std::is_same_v<T, bf16>, BFloat
 using Int8ChannelRows = InRegisters<Int8ChannelMatrixTile>;
 template <bool NIBBLES, bool SHIFTS>
 using GroupRows = InRegisters<GroupMatrixTile<NIBBLES, SHIFTS>>;
+template <ChunkTraits T>
+using ExpandedRows = StripRows<T>;
 
 }  // namespace tidewheel::TW_ISA
