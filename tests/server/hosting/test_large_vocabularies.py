@@ -5,10 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import encoder_zoo as zoo
 import pytest
 from server.hosting.conftest import HostServer, StartHost
 from server.waiting import eventually
 
+from tidewheel.engine.encoders import load as encoders
+from tidewheel.engine.encoders.tokenization import EncoderTokenizer
+from tidewheel.engine.hosting.turns import Turns
 from tidewheel.engine.loading import load
 from tidewheel.engine.text.tokenizer import Tokenizer
 from tidewheel.engine.text.tokenizer_backends import TokenizersBackend
@@ -51,3 +55,37 @@ def test_its_tokenizer_is_made_elsewhere_until_nothing_streams(
         model.loaded_at -= 60
     eventually(lambda: not tokenizer_of(host, "two").is_lent, "it is still lent")
     assert ask("two") == expected
+
+
+def test_that_of_an_encoder_too_and_it_is_kept(
+    start_host: StartHost, dummy_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = start_host(f"--model=chat={dummy_model}", f"--model=encoder={zoo.native_folder('bert')}")
+
+    def tokenizer() -> EncoderTokenizer:
+        loaded = host.models.unit(host.models.catalog.find("encoder")).loaded
+        assert loaded is not None
+        return loaded.engines.encoders.encoders["encoder"].tokenizer
+
+    def embed() -> Any:
+        answer = host.http.post("/v1/embeddings", json={"model": "encoder", "input": ["high tide", "the wheel"]})
+        assert answer.status_code == 200, answer.text
+        return answer.json()["data"]
+
+    def read(folder: Path, **options: bool) -> None:
+        raise AssertionError(f"{folder} was read in the server's process")
+
+    monkeypatch.setattr(encoders, "LARGE_VOCABULARY", 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(Turns, "is_taken", True)  # as while another model streams
+        patch.setattr(EncoderTokenizer, "load", read)
+        expected = embed()
+        lent = tokenizer()
+        assert lent.is_lent
+        assert host.http.post("/models/unload", json={"model": "encoder"}).status_code == 200
+        assert embed() == expected
+        assert tokenizer() is lent
+    for model in host.models.loaded:
+        model.loaded_at -= 60
+    eventually(lambda: not lent.is_lent, "it is still lent")
+    assert embed() == expected
