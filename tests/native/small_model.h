@@ -37,6 +37,9 @@ inline DecoderPlan small_plan() {
   return plan;
 }
 
+// Two KV splits. On an emulated processor, where each token takes long, the second one has few.
+constexpr int kLongPrompt = kStride == 1 ? 700 : 560;
+
 // A sequence whose first `common` tokens, whole blocks of them, are those of an earlier one, with its blocks.
 struct Fork {
   int parent, common;

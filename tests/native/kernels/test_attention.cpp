@@ -306,13 +306,13 @@ TEST_CASE("tokens that see up to themselves get the bits of tokens without limit
     for (const CacheType type : kAllCacheTypes) {
       CAPTURE(std::string(kernels->name));
       CAPTURE(std::string(name_of(type)));
-      const CachedSequence sequence = random_sequence(*kernels, type, heads, 1040, random);
+      const CachedSequence sequence = random_sequence(*kernels, type, heads, 528, random);
       for (const int window : {0, 20}) {
         if (kStride != 1 && (window == 0) != (static_cast<int>(type) % 2 == 0)) continue;
-        const Scoring causal{window}, limited{window, 0, {}, {}, two_way_in(1040, {})};
-        const Scoring two_way{window, 0, {}, {}, two_way_in(1040, {{1016, 1032}})};
+        const Scoring causal{window}, limited{window, 0, {}, {}, two_way_in(528, {})};
+        const Scoring two_way{window, 0, {}, {}, two_way_in(528, {{504, 520}})};
         Attention a(sequence, causal), b(sequence, limited), c(sequence, two_way);
-        for (const int first : {0, 1016}) {
+        for (const int first : {0, 504}) {
           const auto expected = a.at_once(first, 16);
           CHECK(b.at_once(first, 16) == expected);
           CHECK(b.in_splits(first, 16) == expected);

@@ -138,8 +138,10 @@ TEST_CASE("logits are the same to the bit alone and with a common prefix, for ev
     std::vector<Fork> forks;
     std::vector<int> counts;
   };
+  constexpr int kLong = kLongPrompt, kCommon = kLong / kBlockTokens * kBlockTokens - 32;
   const Case cases[] = {
-      {{{0, 0, 700}, {0, 656, 690}, {0, 656, 657}, {1, 400, 450}}, {1, 1, 1, 37}},  // a chunk of a prompt among them
+      // A chunk of a prompt among them.
+      {{{0, 0, kLong}, {0, kCommon, kCommon + 34}, {0, kCommon, kCommon + 1}, {1, 400, 450}}, {1, 1, 1, 37}},
       {{{0, 0, 700}, {0, 640, 690}, {0, 0, 660}, {2, 656, 665}}, {1, 1, 1, 1}},     // two prefixes
       {{{0, 0, 740}, {0, 720, 725}, {0, 640, 700}, {0, 512, 600}}, {3, 1, 2, 3}},   // drafts
   };
