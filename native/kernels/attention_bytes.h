@@ -48,23 +48,24 @@ class RoundedRows : public Reader {
     store(row.to + t, x);
   }
   void end_row(const RowWeights& row, int index) {
-    tops_[index] = hmax(row.largest);
-    poisons_[index] = hsum(row.poison);
+    largest_[index] = row.largest;
+    poison_[index] = row.poison;
   }
 
   // Handles all rows together, so that no row waits for the quotient of another one.
   void end_weights(int rows, int row, int width) {
-    float factors[kPadded];
+    float factors[kPadded], scales[kPadded], tops[kPadded] = {}, poisons[kPadded] = {};
+    hmax_each<kRows>(largest_, rows, tops);
+    hsum_each<kRows>(poison_, rows, poisons);
     for (int i = 0; i < rows; i += kLanes) {
-      const F top = load(tops_ + i), least = set1(kMinToDivideBy);
-      float scales[kLanes];
+      const F top = load(tops + i), least = set1(kMinToDivideBy);
       store(factors + i, keep_if(div(set1(kLargestWeight), max(top, least)), top, least));
-      store(scales, fma(load(poisons_ + i), zero(), keep_if(mul(top, set1(1.0f / kLargestWeight)), top, least)));
-      std::memcpy(weight_scales_ + row + i, scales, std::min(rows - i, kLanes) * sizeof(float));
+      store(scales + i, fma(load(poisons + i), zero(), keep_if(mul(top, set1(1.0f / kLargestWeight)), top, least)));
     }
-    for (int r = 0; r < rows; ++r) {
-      const float* const x = scores(r);
-      uint8_t* const to = weights(row) + r * kAttentionTile;
+    copy_some<kRows>(scales, rows, weight_scales_ + row);
+    const float* x = scores(0);
+    uint8_t* to = weights(row);
+    for (int r = 0; r < rows; ++r, x += kAttentionTile, to += kAttentionTile) {
       const F factor = set1(factors[r]);
       for (int t = 0; t < width; t += kLanes) {
         const Ints rounded = round_to_int(mul(load(x + t), factor));  // at most kLargestWeight, or not a number
@@ -109,7 +110,7 @@ class RoundedRows : public Reader {
 
  private:
   static constexpr int kPadded = (kRows + kLanes - 1) / kLanes * kLanes;
-  float tops_[kPadded] = {}, poisons_[kPadded] = {};
+  F largest_[kRows], poison_[kRows];  // of the rows whose weights are computed at a time, in any lane
 };
 
 // A block's K or V: the first column for these products, and the distance to a later block that is prefetched, as in
@@ -149,12 +150,17 @@ class ByteProducts : public RoundedRows<ElementReader<int8_t>, Ints> {
     dot(columns, kBlockTokens * kQuad, dim_ / kQuad, acc, [&](Ints sum, Bytes k, int step, int r) {
       return dot_quads(sum, as_quads(sub(k, kQuadZero)), q + (step * ROWS + r) * kQuad);
     });
+    float* const to = scores(0) + first * kLanes;
+    const float* const q_scales = q_scales_ + row;
+    const int32_t* const q_sums = q_sums_ + row;
+    F k_scales[VECTORS];
+#pragma GCC unroll 4
+    for (int v = 0; v < VECTORS; ++v) k_scales[v] = load(k_scales_ + (first + v) * kLanes);
     repeat<ROWS>([&](auto r) __attribute__((always_inline)) {
-      const Ints correction = set1_int(-kQuadZero * q_sums_[row + r]);
-      const F scale = set1(q_scales_[row + r]);
+      const Ints correction = set1_int(-kQuadZero * q_sums[r]);
+      const F scale = set1(q_scales[r]);
       repeat<VECTORS>([&](auto v) __attribute__((always_inline)) {
-        const F k_scales = load(k_scales_ + (first + v) * kLanes);
-        store(scores(r) + (first + v) * kLanes, mul(to_floats(add(acc[r][v], correction)), mul(scale, k_scales)));
+        store(to + r * kAttentionTile + v * kLanes, mul(to_floats(add(acc[r][v], correction)), mul(scale, k_scales[v])));
       });
     });
   }
@@ -217,11 +223,14 @@ class ByteProducts : public RoundedRows<ElementReader<int8_t>, Ints> {
         return dot_quads(sum, w + step * kQuad + r * kAttentionTile, as_quads(values));
       });
     }
-    float* sums = sums_ + size_t(row) * values_ + d;
+    const size_t stride = values_;
+    float* const sums = sums_ + row * stride + d;
+    const float* const scales = weight_scales_ + row;
+    const float* const rescales = rescale_ + row;
     repeat<ROWS>([&](auto r) __attribute__((always_inline)) {
-      const F scale = set1(weight_scales_[row + r]), rescale = set1(rescale_[row + r]);
+      const F scale = set1(scales[r]), rescale = set1(rescales[r]);
       repeat<VECTORS>([&](auto v) __attribute__((always_inline)) {
-        float* const p = sums + r * values_ + v * kLanes;
+        float* const p = sums + r * stride + v * kLanes;
         store(p, fma(to_floats(acc[r][v]), scale, mul(load(p), rescale)));
       });
     });

@@ -17,10 +17,11 @@ struct Columns {
   unsigned line_pairs;       // as in AttentionArgs, or 0
 };
 
-// Multiplies ROWS rows of queries or probabilities by `columns` in `steps` steps, and adds the products to `acc`.
+// Multiplies ROWS rows of queries or probabilities by `columns` in `steps` steps, and adds the products to `acc`. A row's
+// x are `x_stride` behind those of the row before, and `x_step` behind those of the step before.
 template <typename T, int ROWS, int VECTORS>
-TW_INLINE void contract(const typename Cached<T>::Query* x, size_t x_stride, const Columns<T, VECTORS>& columns,
-                        size_t step_stride, int steps, F (&acc)[ROWS][VECTORS]) {
+TW_INLINE void contract(const typename Cached<T>::Query* x, size_t x_stride, size_t x_step,
+                        const Columns<T, VECTORS>& columns, size_t step_stride, int steps, F (&acc)[ROWS][VECTORS]) {
   using C = Cached<T>;
   for (int s = 0; s < steps; ++s) {
     const auto at = [&](int v) { return columns.start[v] + s * step_stride; };
@@ -32,7 +33,7 @@ TW_INLINE void contract(const typename Cached<T>::Query* x, size_t x_stride, con
         prefetch_later(reinterpret_cast<const char*>(at(v)) + columns.ahead[v]);
       }
     }
-    add_products<C>(acc, at, x + s * C::kStep, x_stride);
+    add_products<C>(acc, at, x + s * x_step, x_stride);
   }
 }
 
@@ -102,8 +103,18 @@ class ElementProducts : public ElementReader<T> {
       ElementReader<T>::head, ElementReader<T>::ahead;
 
   ElementProducts(const AttentionArgs& args, const Rows& rows, Scratch& scratch)
-      : ElementReader<T>(args, rows, scratch), q_(rows.queries<Q>(scratch)),
-        weights_(scratch.take<Q>((spread_ ? rows.count : kTileRows) * kAttentionTile)) {}
+      : ElementReader<T>(args, rows, scratch), q_(scratch.take<Q>(size_t(rows.count) * dim_)),
+        weights_(scratch.take<Q>((spread_ ? rows.count : kTileRows) * kAttentionTile)) {
+    for (int begin = 0, count; begin < rows.count; begin += count) {
+      count = ElementReader<T>::rows_at_once(rows.count - begin);
+      Q* const packed = q_ + size_t(begin) * dim_;
+      const Q* queries[Products::kRows];
+      for (int r = 0; r < count; ++r) queries[r] = rows.template query<Q>(begin + r);
+      for (int d = 0; d < dim_; d += kStep) {
+        for (int r = 0; r < count; ++r) std::memcpy(packed + d * count + r * kStep, queries[r] + d, kStep * sizeof(Q));
+      }
+    }
+  }
 
   template <int ROWS, int VECTORS>
   void score_vectors(int row, int first) {
@@ -118,11 +129,12 @@ class ElementProducts : public ElementReader<T> {
 #pragma GCC unroll 16
       for (int r = 0; r < ROWS; ++r) acc[r][v] = zero();
     }
-    contract<T, ROWS, VECTORS>(q_ + size_t(row) * dim_, dim_, columns, kBlockTokens * kStep, dim_ / kStep, acc);
+    contract<T, ROWS, VECTORS>(q_ + size_t(row) * dim_, kStep, ROWS * kStep, columns, kBlockTokens * kStep, dim_ / kStep, acc);
+    float* const to = scores_ + first * kLanes;
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; ++r) {
 #pragma GCC unroll 4
-      for (int v = 0; v < VECTORS; ++v) store(scores_ + r * kAttentionTile + (first + v) * kLanes, acc[r][v]);
+      for (int v = 0; v < VECTORS; ++v) store(to + r * kAttentionTile + v * kLanes, acc[r][v]);
     }
   }
 
@@ -167,14 +179,13 @@ class ElementProducts : public ElementReader<T> {
 
   template <int ROWS, int VECTORS, bool SPREAD>
   void sum_columns(int row, int tokens, int d) {
-    float* sums = sums_ + size_t(row) * values_ + d;
+    const size_t stride = values_;
+    float* const sums = sums_ + row * stride + d;
     F acc[ROWS][VECTORS];
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; ++r) {
 #pragma GCC unroll 4
-      for (int v = 0; v < VECTORS; ++v) {
-        acc[r][v] = mul(load(sums + r * values_ + v * kLanes), set1(rescale_[row + r]));
-      }
+      for (int v = 0; v < VECTORS; ++v) acc[r][v] = mul(load(sums + r * stride + v * kLanes), set1(rescale_[row + r]));
     }
     const size_t step_stride = size_t(SPREAD ? kSpreadValues : values_) * kStep;
     const Q* w = weights(row);
@@ -189,7 +200,7 @@ class ElementProducts : public ElementReader<T> {
         columns.start[i] = v + i * kLanes * kStep;
         columns.ahead[i] = SPREAD || row ? 0 : ahead(block);
       }
-      contract<T, ROWS, VECTORS>(w + t, kAttentionTile, columns, step_stride, steps, acc);
+      contract<T, ROWS, VECTORS>(w + t, kAttentionTile, kStep, columns, step_stride, steps, acc);
       if constexpr (kStep == 2) {
         if (tokens - t < kBlockTokens && tokens % 2) {
           last_half_pair<ROWS, VECTORS>(w + t + 2 * steps, v + steps * step_stride, acc);
@@ -199,7 +210,7 @@ class ElementProducts : public ElementReader<T> {
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; ++r) {
 #pragma GCC unroll 4
-      for (int v = 0; v < VECTORS; ++v) store(sums + r * values_ + v * kLanes, acc[r][v]);
+      for (int v = 0; v < VECTORS; ++v) store(sums + r * stride + v * kLanes, acc[r][v]);
     }
   }
 
@@ -214,7 +225,7 @@ class ElementProducts : public ElementReader<T> {
     }
   }
 
-  Q* const q_;        // [rows, dim]
+  Q* const q_;        // for each set of rows computed at once: [dim / kStep][rows][kStep]
   Q* const weights_;  // [kTileRows, or all rows if V is spread, kAttentionTile]
 };
 

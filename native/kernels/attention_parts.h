@@ -63,6 +63,40 @@ TW_INLINE float exp2(float x) {
   return lanes[0];
 }
 
+// The sum or the maximum of the lanes of each of `rows` vectors, of MOST that `x` has: the first one's in the first lane.
+// `reduced` has whole vectors of lanes. More than a few rows share their steps where the level offers that, with the bits
+// of hsum and hmax.
+template <int MOST>
+TW_INLINE void hsum_each(F* x, int rows, float* reduced) {
+  if constexpr (requires { hsum_rows<MOST>(x); }) {
+    if (rows > 4) {
+      for (int r = rows; r < MOST; ++r) x[r] = zero();
+      return store(reduced, hsum_rows<MOST>(x));
+    }
+  }
+  for (int r = 0; r < rows; ++r) reduced[r] = hsum(x[r]);
+}
+template <int MOST>
+TW_INLINE void hmax_each(F* x, int rows, float* reduced) {
+  if constexpr (requires { hmax_rows<MOST>(x); }) {
+    if (rows > 4) {
+      for (int r = rows; r < MOST; ++r) x[r] = zero();
+      return store(reduced, hmax_rows<MOST>(x));
+    }
+  }
+  for (int r = 0; r < rows; ++r) reduced[r] = hmax(x[r]);
+}
+
+// Copies `count` numbers, which are most often MOST.
+template <int MOST>
+TW_INLINE void copy_some(const float* from, int count, float* to) {
+  if (count == MOST) {
+    std::memcpy(to, from, MOST * sizeof(float));
+  } else {
+    for (int i = 0; i < count; ++i) to[i] = from[i];
+  }
+}
+
 struct Edges {
   float bounds[48];
   float index[16];

@@ -128,49 +128,69 @@ class KvSplit {
   // Reductions over a row's lanes are done for all rows before the next step, so that their latencies overlap. There
   // are no branches, because it cannot be predicted where a maximum changes.
   void soften(int rows, int row, int tile, int width) {
-    constexpr int kPadded = (P::kRows + kLanes - 1) / kLanes * kLanes;
-    float maximum[P::kRows], rescale[kPadded] = {};
-    for (int r = 0; r < rows; ++r) {
-      maximum[r] = std::max(hmax(peak(r, row + r, tile, width)) * (scale_ * kLog2E), result_.maximum[row + r]);
+    constexpr int kMost = P::kRows, kPadded = (kMost + kLanes - 1) / kLanes * kLanes;
+    F parts[kMost];
+    float lanes[kPadded] = {}, last[kPadded] = {}, rescale[kPadded], shift[kPadded];
+    if (sees_all(rows, row, tile, width)) {
+      const float* s = products_.scores(0);
+      for (int r = 0; r < rows; ++r, s += kAttentionTile) {
+        F peak = set1(-kInfinity);
+        for (int t = 0; t < width; t += kLanes) peak = max(peak, load(s + t));
+        parts[r] = peak;
+      }
+    } else {
+      for (int r = 0; r < rows; ++r) parts[r] = adjust_row(r, row + r, tile, width);
     }
-    for (int r = 0; r < rows; ++r) {
-      float& last = result_.maximum[row + r];
-      rescale[r] = last == maximum[r] ? 0.0f : last - maximum[r];
-      last = maximum[r];
-    }
-    for (int r = 0; r < rows; r += kLanes) store(rescale + r, exp2(load(rescale + r)));
-    std::memcpy(products_.rescale() + row, rescale, rows * sizeof(float));
+    hmax_each<kMost>(parts, rows, lanes);
+    float* const maximum = result_.maximum + row;
     const F factor = set1(scale_ * kLog2E);  // so that powers of 2 can be used
+    copy_some<kMost>(maximum, rows, last);
+    for (int r = 0; r < rows; r += kLanes) {
+      // exp2 makes 0 of NaN: a row that saw nothing yet, or sees nothing here, has no weights that could count.
+      const F most = max(load(last + r), mul(load(lanes + r), factor));
+      store(rescale + r, exp2(sub(load(last + r), most)));
+      store(shift + r, sub(zero(), most));
+      store(last + r, most);
+    }
+    copy_some<kMost>(last, rows, maximum);
+    copy_some<kMost>(rescale, rows, products_.rescale() + row);
     for (int r = 0; r < rows; ++r) {
       const float* const s = products_.scores(r);
       F sum = zero();
-      const F shift = set1(maximum[r] == -kInfinity ? 0.0f : -maximum[r]);  // a row that saw nothing gets weights of 0
+      const F below = set1(shift[r]);
       auto weights = products_.begin_row(r, row + r);
       for (int t = 0; t < width; t += kLanes) {
-        const F p = exp2<kDegree>(fma(load(s + t), factor, shift));
+        const F p = exp2<kDegree>(fma(load(s + t), factor, below));
         sum = add(sum, p);
         products_.put_weights(weights, t, p);
       }
       products_.end_row(weights, r);
-      result_.total[row + r] = result_.total[row + r] * rescale[r] + hsum(sum);
+      parts[r] = sum;
     }
+    hsum_each<kMost>(parts, rows, lanes);
+    float* const total = result_.total + row;
+    copy_some<kMost>(total, rows, last);
+    for (int r = 0; r < rows; r += kLanes) store(last + r, add(mul(load(last + r), load(rescale + r)), load(lanes + r)));
+    copy_some<kMost>(last, rows, total);
   }
 
-  // The largest adjusted score of one row, in any lane.
-  F peak(int index, int row, int tile, int width) {
+  // Whether no score of these rows is adjusted or masked.
+  bool sees_all(int rows, int row, int tile, int width) const {
+    const int first = tile * kAttentionTile;
+    return !adjusts_ && !args_.tokens && rows_.begin(row + rows - 1) <= first && rows_.limit(row) >= first + width;
+  }
+
+  // Adjusts and masks the scores of one row. Returns the largest, in any lane.
+  F adjust_row(int index, int row, int tile, int width) {
     float* const s = products_.scores(index);
     const int first = rows_.begin(row) - tile * kAttentionTile, last = rows_.limit(row) - tile * kAttentionTile;
     F peak = set1(-kInfinity);
-    if (adjusts_ || first > 0 || last < width) {
-      for (int t = 0; t < width; t += kLanes) {
-        F x = load(s + t);
-        if (adjusts_) x = adjusted(x, row, tile, t);
-        x = min(x, min(visible_from(first - t), visible_until(last - t)));
-        store(s + t, x);
-        peak = max(peak, x);
-      }
-    } else {
-      for (int t = 0; t < width; t += kLanes) peak = max(peak, load(s + t));
+    for (int t = 0; t < width; t += kLanes) {
+      F x = load(s + t);
+      if (adjusts_) x = adjusted(x, row, tile, t);
+      x = min(x, min(visible_from(first - t), visible_until(last - t)));
+      store(s + t, x);
+      peak = max(peak, x);
     }
     return peak;
   }

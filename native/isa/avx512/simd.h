@@ -61,6 +61,42 @@ TW_INLINE F pow2(F n) {
 TW_INLINE F binade(F a) { return {_mm512_and_ps(a.v, _mm512_castsi512_ps(_mm512_set1_epi32(0x7f800000)))}; }
 TW_INLINE float hsum(F a) { return _mm512_reduce_add_ps(a.v); }
 TW_INLINE float hmax(F a) { return _mm512_reduce_max_ps(a.v); }
+// The same of ROWS vectors, 12 or 16: row r's in lane r, with the bits of hsum and hmax, which for NaN depend on the order
+// of operands. Each step halves the rows' lanes and puts those of two rows into one vector. Lanes behind the last row may
+// hold anything.
+template <int ROWS, typename Op>
+TW_INLINE F reduce_rows(const F* x, Op&& op) {
+  static_assert(ROWS == 12 || ROWS == 16);
+  __m512 quarter[4];  // of each: four rows' sums of four lanes
+#pragma GCC unroll 4
+  for (int i = 0; i < ROWS / 4; ++i) {
+    __m512 half[2];
+#pragma GCC unroll 2
+    for (int j = 0; j < 2; ++j) {
+      const __m512 a = x[4 * i + 2 * j].v, b = x[4 * i + 2 * j + 1].v;
+      half[j] = op(_mm512_shuffle_f32x4(a, b, 0xee), _mm512_shuffle_f32x4(a, b, 0x44));
+    }
+    quarter[i] = op(_mm512_shuffle_f32x4(half[0], half[1], 0xdd), _mm512_shuffle_f32x4(half[0], half[1], 0x88));
+  }
+  if constexpr (ROWS == 12) quarter[3] = quarter[2];
+  const auto eighth = [&](__m512 a, __m512 b) __attribute__((always_inline)) {
+    return op(_mm512_shuffle_ps(a, b, 0x44), _mm512_shuffle_ps(a, b, 0xee));
+  };
+  const __m512 a = eighth(quarter[0], quarter[1]), b = eighth(quarter[2], quarter[3]);
+  const __m512 all = op(_mm512_shuffle_ps(a, b, 0x88), _mm512_shuffle_ps(a, b, 0xdd));
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  return {_mm512_permutexvar_ps(order, all)};
+}
+template <int ROWS>
+  requires(ROWS == 12 || ROWS == 16)
+TW_INLINE F hsum_rows(const F* x) {
+  return reduce_rows<ROWS>(x, [](__m512 a, __m512 b) __attribute__((always_inline)) { return _mm512_add_ps(a, b); });
+}
+template <int ROWS>
+  requires(ROWS == 12 || ROWS == 16)
+TW_INLINE F hmax_rows(const F* x) {
+  return reduce_rows<ROWS>(x, [](__m512 a, __m512 b) __attribute__((always_inline)) { return _mm512_max_ps(a, b); });
+}
 TW_INLINE F keep_if(F value, F x, F bound) {
   return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x.v, bound.v, _CMP_GE_OQ), value.v)};
 }
