@@ -18,8 +18,8 @@ import msgspec
 import tokenizers
 
 from ..errors import ModelError
+from ..hosting.kept_tokenizers import files_version
 from ..sandboxing.helper import Helper
-from ..text.kept_tokenizers import files_version
 from ..text.tokenizer_backends import LONG_TEXT, encoding_of, state_of, without_vocabulary
 from .tokenization import EncoderTokenizer
 

@@ -17,7 +17,6 @@ from ..machine.priority import lower_thread_priority
 from ..model_names import short_name
 from ..options import EngineOptions
 from ..start_log import start_logger
-from ..text.kept_tokenizers import LARGE_VOCABULARY, files_version
 from ..weights.hub import local_model, resolve_encoder
 from ..weights.hub_room import Download, check_room, not_cached
 from .as_asked import as_asked
@@ -189,6 +188,7 @@ def _tokenizer(description: EncoderDescription, cores: SharedCores | None) -> En
     path, lower_case, pairs = description.tokenizer_folder, description.lower_case, bool(description.labels)
     if cores is None:
         return EncoderTokenizer.load(path, lower_case=lower_case, pairs=pairs)
+    from ..hosting.kept_tokenizers import LARGE_VOCABULARY, files_version
 
     def make() -> EncoderTokenizer:
         is_large = description.vocab_size is None or description.vocab_size >= LARGE_VOCABULARY

@@ -6,7 +6,7 @@ import threading
 
 from ..cache.tiers.folder import HeldFolders
 from ..devices.base import Device
-from ..text.kept_tokenizers import KeptTokenizers
+from .kept_tokenizers import KeptTokenizers
 from .turns import Turns
 
 

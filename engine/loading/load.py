@@ -29,7 +29,6 @@ from ..models.spec import StageSpec, tensor_shapes
 from ..options import DEFAULT_KV_OFFLOAD_SPACE, EngineOptions
 from ..speculation.options import DraftModel, Eagle3, Mtp, Speculation
 from ..start_log import start_logger
-from ..text.kept_tokenizers import LARGE_VOCABULARY, FilesVersion, files_version
 from .downloads import downloads_of, with_adapters_here
 from .load_progress import WarmUpProgress
 from .memory_plan import plan_memory
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
     from ..devices.executor import DraftExecutor
     from ..devices.tower import TowerExecutor
     from ..hosting.cores import SharedCores
+    from ..hosting.kept_tokenizers import FilesVersion
     from ..hosting.units import Report
     from ..media.loaded import LoadedVision
     from ..pipeline.executor import PipelineExecutor
@@ -112,6 +112,8 @@ class EngineLoad:
         self._cores, self._report = cores, report
         self._tokenizer_versions: dict[Path, FilesVersion] = {}
         if cores is not None:
+            from ..hosting.kept_tokenizers import files_version
+
             for opened in (model, *(() if self._draft is None else (self._draft.model,))):
                 if opened.tokenizer_source is not None:
                     path = opened.tokenizer_source.path
@@ -223,8 +225,12 @@ class EngineLoad:
 
     def _may_stall(self, model: OpenedModel) -> bool:
         """Whether to make its tokenizer may stop the streams of other models. On accelerators, nothing tells of any."""
-        is_large = model.spec.vocab_size >= LARGE_VOCABULARY and model.tokenizer_mode != "mistral"
-        return is_large and self._cores is not None and (self._threads is None or self._cores.turns.is_taken)
+        if self._cores is None or model.tokenizer_mode == "mistral":
+            return False
+        from ..hosting.kept_tokenizers import LARGE_VOCABULARY
+
+        is_large = model.spec.vocab_size >= LARGE_VOCABULARY
+        return is_large and (self._threads is None or self._cores.turns.is_taken)
 
     def engine(self) -> Engine:
         """The engine, which still has to be started. Raises ModelError and DeviceError, saying what to change."""

@@ -10,10 +10,9 @@ import pytest
 from server.hosting.conftest import HostServer, StartHost
 from server.waiting import eventually
 
-from tidewheel.engine.encoders import load as encoders
 from tidewheel.engine.encoders.tokenization import EncoderTokenizer
+from tidewheel.engine.hosting import kept_tokenizers
 from tidewheel.engine.hosting.turns import Turns
-from tidewheel.engine.loading import load
 from tidewheel.engine.text.tokenizer import Tokenizer
 from tidewheel.engine.text.tokenizer_backends import TokenizersBackend
 
@@ -36,7 +35,7 @@ def test_its_tokenizer_is_made_elsewhere_until_nothing_streams(
         assert answer.status_code == 200, answer.text
         return answer.json()["choices"], answer.json()["usage"]["prompt_tokens"]
 
-    monkeypatch.setattr(load, "LARGE_VOCABULARY", 1)
+    monkeypatch.setattr(kept_tokenizers, "LARGE_VOCABULARY", 1)
     expected = ask("one")
     assert not tokenizer_of(host, "one").is_lent, "nothing streamed"
     body = {"model": "one", "prompt": "x", "max_tokens": 500, "n": 8, "ignore_eos": True, "stream": True}
@@ -75,7 +74,7 @@ def test_that_of_an_encoder_too_and_it_is_kept(
     def read(folder: Path, **options: bool) -> None:
         raise AssertionError(f"{folder} was read in the server's process")
 
-    monkeypatch.setattr(encoders, "LARGE_VOCABULARY", 1)
+    monkeypatch.setattr(kept_tokenizers, "LARGE_VOCABULARY", 1)
     with monkeypatch.context() as patch:
         patch.setattr(Turns, "is_taken", True)  # as while another model streams
         patch.setattr(EncoderTokenizer, "load", read)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tidewheel.engine.text.kept_tokenizers import KeptTokenizers, files_version
+from tidewheel.engine.hosting.kept_tokenizers import KeptTokenizers, files_version
 from tidewheel.engine.text.no_tokenizer import NoTokenizer
 from tidewheel.engine.text.tokenizer import Tokenizer
 
