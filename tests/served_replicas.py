@@ -61,9 +61,14 @@ def check_keys_and_limits(replicas: ReplicasClient) -> None:
 
 def check_streams_are_not_buffered(replicas: ReplicasClient) -> None:
     body = {"prompt": "One", "max_tokens": 400, "stream": True, "ignore_eos": True}
-    with replicas.http.stream("POST", "/v1/completions", json=body) as response:
-        pieces = sum(1 for _ in response.iter_raw())
-    assert pieces > 40  # one for each token, or for the few that were ready together
+
+    def pieces() -> int:
+        with replicas.http.stream("POST", "/v1/completions", json=body) as response:
+            return sum(1 for _ in response.iter_raw())
+
+    # A piece for each token, or for the few that were ready together. Where this process waits for a core, many are: so
+    # one stream of several is enough. A proxy that buffers never gives as many.
+    assert any(pieces() > 40 for _ in range(20))
 
 
 def check_conversations_stay_where_their_prefixes_lie(replicas: ReplicasClient) -> None:
