@@ -6,7 +6,6 @@ second. The process is needed until the tokenizer can be made here while nothing
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import weakref
@@ -19,15 +18,11 @@ import tokenizers
 
 from ..errors import ModelError
 from ..hosting.kept_tokenizers import files_version
-from ..sandboxing.helper import Helper
-from ..text.tokenizer_backends import LONG_TEXT, encoding_of, state_of, without_vocabulary
+from ..text.tokenizer_backends import encoding_of, state_of, without_vocabulary
+from ..text.tokenizer_helper import TokenizerHelper, answer_of
 from .tokenization import EncoderTokenizer
 
-logger = logging.getLogger(__name__)
-
 _PLAIN, _FRAMED, _WITH_OFFSETS, _TOKEN = (bytes([kind]) for kind in range(4))  # what a request begins with
-_DONE, _FAILED = b"\0", b"\1"  # what an answer begins with
-_LONGEST_S, _LEAST_CHARACTERS_PER_S = 10.0, 50_000.0
 
 
 class _Which(NamedTuple):
@@ -62,16 +57,11 @@ class LentEncoderTokenizer(EncoderTokenizer):
         self._which = _Which(os.path.abspath(path), lower_case, pairs)
         self._version = files_version(path)
         self._lock = threading.Lock()
-        try:
-            process = Helper(__name__, msgspec.json.encode(self._which).decode())
-        except OSError as error:
-            raise ModelError(f"the process that makes a tokenizer does not start: {error}") from error
+        process = TokenizerHelper(__name__, msgspec.json.encode(self._which).decode())
         try:
             contents = msgspec.msgpack.decode(process.receive(), type=_Contents)
-        except BaseException as error:
+        except BaseException:
             process.close()
-            if isinstance(error, OSError | EOFError):
-                raise ModelError("the process that makes a tokenizer has ended") from error
             raise
         self.pad_token_id, self.has_type_ids, self.end = contents.pad_token_id, contents.has_type_ids, contents.end
         self.vocab_size, self.special = contents.vocab_size, contents.special
@@ -101,7 +91,9 @@ class _LentLibrary:
     `settled` here does.
     """
 
-    def __init__(self, process: Helper, post_processor: str, settled: Callable[[], tokenizers.Tokenizer]) -> None:
+    def __init__(
+        self, process: TokenizerHelper, post_processor: str, settled: Callable[[], tokenizers.Tokenizer]
+    ) -> None:
         self._process, self._settled = process, settled
         self._framing = without_vocabulary("post_processor", post_processor)
         weakref.finalize(self, process.close)
@@ -136,17 +128,8 @@ class _LentLibrary:
         return encoding
 
     def _ask(self, kind: bytes, text: str) -> bytes:
-        request, longest_s = kind + text.encode(), _LONGEST_S + len(text) / _LEAST_CHARACTERS_PER_S
-        try:
-            answer = self._process.ask(request, longest_s, is_long=len(text) > LONG_TEXT)
-        except (OSError, EOFError) as error:
-            if not self._process.is_closed:
-                logger.warning("A tokenizer is made anew, because its process has ended: %s", error)
-                self.close()  # an answer may still come, which would be taken for the next one
-            return _answer(self._settled(), kind, text)
-        if answer[:1] != _DONE:
-            raise RuntimeError(answer[1:].decode())
-        return answer[1:]
+        answer = self._process.ask(kind, text)
+        return _answer(self._settled(), kind, text) if answer is None else answer
 
 
 def _answer(library: tokenizers.Tokenizer, kind: bytes, text: str) -> bytes:
@@ -172,8 +155,5 @@ def tell(made: EncoderTokenizer) -> Iterator[bytes]:
 
 
 def answer(made: EncoderTokenizer, request: bytes) -> bytes:
-    """The answer of the library, or what went wrong."""
-    try:
-        return _DONE + _answer(made.library, request[:1], request[1:].decode())
-    except BaseException as error:  # the library's panics are no Exceptions
-        return _FAILED + str(error).encode(errors="replace")
+    """The answer of the library. See answer_of."""
+    return answer_of(request, lambda kind, text: _answer(made.library, kind, text))

@@ -7,7 +7,6 @@ needed until the tokenizer can be made here while nothing streams.
 
 from __future__ import annotations
 
-import logging
 import os
 import struct
 import threading
@@ -21,21 +20,18 @@ import msgspec
 
 from ..errors import ModelError
 from ..files.reading import read_part
-from ..sandboxing.helper import Helper
 from ..text.piece_texts import PieceTexts
 from ..text.tokenizer import Tokenizer
-from ..text.tokenizer_backends import LONG_TEXT, TokenizerBackend, byte_level_bytes, decoder_of
+from ..text.tokenizer_backends import TokenizerBackend, byte_level_bytes, decoder_of
+from ..text.tokenizer_helper import TokenizerHelper
 from . import tokenizer_process
-from .tokenizer_process import ENCODED, IDS, PLAIN, WITH_SPECIAL, Contents, tokenizer_at
-
-logger = logging.getLogger(__name__)
+from .tokenizer_process import IDS, PLAIN, WITH_SPECIAL, Contents, tokenizer_at
 
 _LOOK_BYTES = 16 << 20
 # As the metadata has them: a string has type 8, and its length before it.
 _GGUF_KINDS = [
     b"tokenizer.ggml.model" + struct.pack("<IQ", 8, len(kind)) + kind for kind in (b"gpt2", b"llama", b"gemma4")
 ]
-_LONGEST_S, _LEAST_CHARACTERS_PER_S = 10.0, 50_000.0
 
 
 def can_be_lent(path: Path) -> bool:
@@ -50,10 +46,7 @@ class LentTokenizer(Tokenizer):
 
     def __init__(self, path: Path) -> None:
         """Raises ModelError if there is no such tokenizer, or the process does not start."""
-        try:
-            process = Helper(tokenizer_process.__name__, os.path.abspath(path))
-        except OSError as error:
-            raise ModelError(f"the process that makes a tokenizer does not start: {error}") from error
+        process = TokenizerHelper(tokenizer_process.__name__, os.path.abspath(path))
         try:
             contents, tokens = _contents(process)
         except BaseException:
@@ -87,7 +80,11 @@ class _LentBackend:
     """A TokenizerBackend for which the process encodes texts; once it is gone, what is `settled` here does."""
 
     def __init__(
-        self, process: Helper, contents: Contents, tokens: Sequence[str], settled: Callable[[], TokenizerBackend]
+        self,
+        process: TokenizerHelper,
+        contents: Contents,
+        tokens: Sequence[str],
+        settled: Callable[[], TokenizerBackend],
     ) -> None:
         self._process, self._tokens, self._settled = process, tokens, settled
         self._special, self._byte_ids = contents.special, contents.byte_ids
@@ -105,18 +102,10 @@ class _LentBackend:
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """See TokenizerBackend."""
-        request = (WITH_SPECIAL if add_special_tokens else PLAIN) + text.encode()
-        longest_s = _LONGEST_S + len(text) / _LEAST_CHARACTERS_PER_S
-        try:
-            answer = self._process.ask(request, longest_s, is_long=len(text) > LONG_TEXT)
-        except (OSError, EOFError) as error:
-            if not self._process.is_closed:
-                logger.warning("A tokenizer is made anew, because its process has ended: %s", error)
-                self.close()  # an answer may still come, which would be taken for the next one
+        answer = self._process.ask(WITH_SPECIAL if add_special_tokens else PLAIN, text)
+        if answer is None:
             return self._settled().encode(text, add_special_tokens)
-        if answer[:1] != ENCODED:
-            raise RuntimeError(answer[1:].decode())
-        return array(IDS, answer[1:]).tolist()
+        return array(IDS, answer).tolist()
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         """See TokenizerBackend."""
@@ -152,14 +141,11 @@ class _LentBackend:
         return lambda ids: str(library.decode([tokens[i] for i in ids]))
 
 
-def _contents(process: Helper) -> tuple[Contents, list[str]]:
+def _contents(process: TokenizerHelper) -> tuple[Contents, list[str]]:
     tokens = list[str]()
-    try:
-        contents = msgspec.msgpack.decode(process.receive(), type=Contents)
-        while len(tokens) < contents.num_tokens:
-            tokens += msgspec.msgpack.decode(process.receive(), type=list[str])
-    except (OSError, EOFError) as error:
-        raise ModelError("the process that makes a tokenizer has ended") from error
+    contents = msgspec.msgpack.decode(process.receive(), type=Contents)
+    while len(tokens) < contents.num_tokens:
+        tokens += msgspec.msgpack.decode(process.receive(), type=list[str])
     if not tokens:
         raise ModelError("it is of a kind that cannot be lent")
     return contents, tokens

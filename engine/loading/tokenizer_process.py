@@ -12,10 +12,10 @@ import msgspec
 from ..text.piece_texts import PieceTexts
 from ..text.tokenizer import ChatTemplate, SpecialTokens, Tokenizer
 from ..text.tokenizer_backends import SentencePieceBackend, TokenizersBackend
+from ..text.tokenizer_helper import answer_of
 
 IDS = "I"  # the type of the token ids in an answer: at least 32 bits
 PLAIN, WITH_SPECIAL = b"\0", b"\1"  # what a request begins with, before the text
-ENCODED, FAILED = b"\0", b"\1"  # what an answer begins with, before the ids, or what went wrong
 _AT_ONCE = 8192  # tokens in a message: each is decoded in a millisecond or two
 
 
@@ -78,9 +78,9 @@ def tell(tokenizer: Tokenizer) -> Iterator[bytes]:
 
 
 def answer(tokenizer: Tokenizer, request: bytes) -> bytes:
-    """The ids of the text in a request, or what went wrong."""
-    try:
-        ids = tokenizer.encode(request[1:].decode(), add_special_tokens=request[:1] == WITH_SPECIAL)
-        return ENCODED + array(IDS, ids).tobytes()
-    except Exception as error:
-        return FAILED + str(error).encode(errors="replace")
+    """The ids of the text in a request. See answer_of."""
+
+    def encoded(kind: bytes, text: str) -> bytes:
+        return array(IDS, tokenizer.encode(text, add_special_tokens=kind == WITH_SPECIAL)).tobytes()
+
+    return answer_of(request, encoded)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import encoder_zoo as zoo
 import gguf_encoders
 import pytest
+from engine.lending import lend
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -19,21 +19,6 @@ from tidewheel.engine.encoders.tokenization import EncoderTokenizer
 from tidewheel.engine.errors import ModelError
 
 TEXT = st.text(max_size=30) | st.lists(st.sampled_from([*zoo.WORDS, "[SEP]", "</s>", "é"]), max_size=12).map(" ".join)
-
-
-def lend(folder: Path, **options: bool) -> tuple[LentEncoderTokenizer, subprocess.Popen[bytes]]:
-    """A tokenizer and its process."""
-    started: list[subprocess.Popen[bytes]] = []
-
-    class Process(subprocess.Popen[bytes]):
-        def __init__(self, *arguments: Any, **options: Any) -> None:
-            super().__init__(*arguments, **options)
-            started.append(self)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(subprocess, "Popen", Process)
-        lent = LentEncoderTokenizer(folder, **options)
-    return lent, started[0]
 
 
 @pytest.fixture(scope="module", params=["bert", "roberta-cls", "gguf"])
@@ -46,7 +31,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def lent(folder: Path) -> Iterator[LentEncoderTokenizer]:
-    lent, process = lend(folder)
+    lent, process = lend(lambda: LentEncoderTokenizer(folder))
     yield lent
     assert lent.is_lent
     lent.settle()
@@ -81,7 +66,7 @@ def test_inputs_are_as_those_of_the_files(folder: Path, lent: LentEncoderTokeniz
 def test_without_its_process_it_is_made_here(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = shutil.copytree(zoo.folder("bert"), tmp_path / "bert")
     own = EncoderTokenizer.load(folder, lower_case=True, pairs=True)
-    lent, process = lend(folder, lower_case=True, pairs=True)
+    lent, process = lend(lambda: LentEncoderTokenizer(folder, lower_case=True, pairs=True))
     process.kill()
     kept = (folder / "tokenizer.json").rename(folder / "kept")
     with pytest.raises(ModelError, match="is not what it was when it was loaded"):

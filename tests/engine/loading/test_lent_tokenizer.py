@@ -5,14 +5,13 @@ from __future__ import annotations
 import io
 import json
 import random
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import sentencepiece_gguf
 import tiny_gguf
+from engine.lending import lend
 from engine.tiny_tokenizers import TEXT, save
 
 from tidewheel.engine.errors import ModelError
@@ -67,24 +66,9 @@ def own(folder: Path) -> Tokenizer:
     return tokenizer_at(folder)
 
 
-def lend(folder: Path) -> tuple[LentTokenizer, subprocess.Popen[bytes]]:
-    """A tokenizer and its process."""
-    started: list[subprocess.Popen[bytes]] = []
-
-    class Process(subprocess.Popen[bytes]):
-        def __init__(self, *arguments: Any, **options: Any) -> None:
-            super().__init__(*arguments, **options)
-            started.append(self)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(subprocess, "Popen", Process)
-        lent = LentTokenizer(folder)
-    return lent, started[0]
-
-
 @pytest.fixture(scope="module")
 def lent(folder: Path) -> Iterator[LentTokenizer]:
-    lent, process = lend(folder)
+    lent, process = lend(lambda: LentTokenizer(folder))
     yield lent
     assert process.poll() is None
     lent.settle()
@@ -127,7 +111,7 @@ def test_what_it_cannot_encode_is_an_error_and_no_more(lent: LentTokenizer, own:
 def test_without_its_process_it_is_made_here(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = save_folder("byte-level", tmp_path)
     own = Tokenizer.load(folder)
-    lent, process = lend(folder)
+    lent, process = lend(lambda: LentTokenizer(folder))
     process.kill()
     kept = (folder / "tokenizer.json").rename(folder / "kept")
     save("metaspace", folder)
