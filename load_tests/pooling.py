@@ -77,7 +77,9 @@ def _texts(lengths: Sequence[int]) -> Texts:
 
 
 def made_model(shape: str, folder: Path) -> Path:
-    """A model of that shape with random weights."""
+    """A model of that shape with random weights, made unless it is there."""
+    if (folder / "model.safetensors").exists():
+        return folder
     if shape == _QWEN3:
         from transformers import Qwen3Config, Qwen3Model
 
@@ -100,7 +102,9 @@ def made_model(shape: str, folder: Path) -> Path:
 
 
 def exported(folder: Path, graph: Path) -> Path:
-    """The weights as an ONNX graph, by torch."""
+    """The weights as an ONNX graph, by torch, unless it is there."""
+    if graph.exists():
+        return graph
     import torch
     from transformers import AutoModel
 
@@ -126,9 +130,11 @@ def exported(folder: Path, graph: Path) -> Path:
 
 def in_int8(graph: Path) -> Path:
     """The graph with matrices in int8, whose inputs are rounded as they come, by ONNX Runtime's own tool."""
+    made = graph.with_name("int8.onnx")
+    if made.exists():
+        return made
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    made = graph.with_name("int8.onnx")
     quantize_dynamic(graph, made, weight_type=QuantType.QInt8)
     return made
 
@@ -178,8 +184,10 @@ def llama_cpp(python: Path, file: Path, threads: int) -> Iterator[Run]:
 
 
 def gguf_file(folder: Path, sources: Path, kind: str, made: Path) -> Path:
-    """The weights as GGUF, by the converter of llama.cpp's sources."""
+    """The weights as GGUF, by the converter of llama.cpp's sources, unless they are there."""
     file = made / f"{kind}.gguf"
+    if file.exists():
+        return file
     script = _RUNNERS / "make_vision_gguf.py"
     subprocess.run([sys.executable, str(script), str(sources), str(folder), str(file)], check=True, capture_output=True)
     return file
@@ -212,10 +220,11 @@ def _batches(texts: Texts) -> Iterator[list[int]]:
     yield batch
 
 
-def largest_distance(ours: Rows, theirs: Rows) -> float:
-    """The largest cosine distance of two rows."""
+def distances_of(ours: Rows, theirs: Rows) -> NDArray[np.float64]:
+    """The cosine distance of each row and its fellow."""
     a, b = ours.astype(np.float64), theirs.astype(np.float64)
-    return float((1 - (a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)).max())
+    distances: NDArray[np.float64] = 1 - (a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
+    return distances
 
 
 def _wait_for_cores() -> None:
@@ -227,15 +236,19 @@ def _wait_for_cores() -> None:
         used_s = process_time() - before
 
 
-def compare(runs: Sequence[Run], rounds: int, most_texts: int) -> dict[str, dict[str, float]]:
+def compare(
+    runs: Sequence[Run], rounds: int, most_texts: int, only: Sequence[str] | None = None
+) -> dict[str, dict[str, float]]:
     """Measure all in turn, after one run of each, and print medians as multiples of the first one's speed.
 
     Returns the median seconds by what was embedded, then by the run's name.
     """
     medians: dict[str, dict[str, float]] = {}
     for name, texts in works(most_texts):
+        if only is not None and name not in only:
+            continue
         expected, _ = runs[0].embed(texts)
-        distances = [largest_distance(run.embed(texts)[0], expected) for run in runs]
+        distances = [distances_of(run.embed(texts)[0], expected) for run in runs]
         times: list[list[float]] = [[] for _ in runs]
         for _ in range(rounds):
             for run, taken in zip(runs, times, strict=True):
@@ -243,11 +256,12 @@ def compare(runs: Sequence[Run], rounds: int, most_texts: int) -> dict[str, dict
                 run.embed(texts[:1])  # wakes its threads
                 taken.append(run.embed(texts)[1])
         tokens = sum(map(len, texts))
-        for run, taken, distance in zip(runs, times, distances, strict=True):
+        for run, taken, own in zip(runs, times, distances, strict=True):
             middle = medians.setdefault(name, {})[run.name] = median(taken)
             print(
                 f"{name:12} {run.name:20} {1000 * middle:9.2f} ms ({1000 * min(taken):.2f} to {1000 * max(taken):.2f}) "
-                f"{tokens / middle:9.0f} tokens/s {median(times[0]) / middle:6.2f} x  cosine distance {distance:.1e}",
+                f"{tokens / middle:9.0f} tokens/s {median(times[0]) / middle:6.2f} x  "
+                f"cosine distance {own.mean():.1e}, at most {own.max():.1e}",
                 flush=True,
             )
     return medians
@@ -336,28 +350,32 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=7, help="how often each is measured, in turn")
     parser.add_argument("--llama-cpp-python", type=Path, metavar="VENV", help="environment that has llama-cpp-python")
     parser.add_argument("--llama-cpp-sources", type=Path, metavar="FOLDER", help="whose converter writes GGUF files")
+    parser.add_argument("--only", nargs="+", metavar="WORK", help="what to measure, such as '1 x 128'; default: all")
+    parser.add_argument("--made", type=Path, metavar="FOLDER", help="keeps what is made for this model, for other runs")
     parser.add_argument("--http", action="store_true", help="measure a server, too")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write medians, in seconds, and memory to FILE")
     options = parser.parse_args(arguments)
     if options.llama_cpp_python is not None and options.llama_cpp_sources is None:
         parser.error("--llama-cpp-python needs --llama-cpp-sources, whose converter writes its files")
-    with tempfile.TemporaryDirectory() as made, ExitStack() as stack:
+    with ExitStack() as stack:
+        made = options.made or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        made.mkdir(parents=True, exist_ok=True)
         folder = Path(options.model)
         if options.model in _SHAPES:
-            folder = made_model(options.model, Path(made) / options.model)
+            folder = made_model(options.model, made / options.model)
             for file in options.tokenizer.glob("*token*.json") if options.tokenizer else ():
                 shutil.copy(file, folder)
-        graph = exported(folder, Path(made) / "model.onnx")
+        graph = exported(folder, made / "model.onnx")
         runs = [onnx_runtime("onnxruntime float32", graph, options.threads)]
         if {"int8", "int8-channel"} & {*options.dtypes}:
             runs.append(onnx_runtime("onnxruntime int8", in_int8(graph), options.threads))
         for dtype in options.dtypes:
             if options.llama_cpp_python is not None and dtype in _GGUF_TYPES:
-                file = gguf_file(folder, options.llama_cpp_sources, _GGUF_TYPES[dtype], Path(made))
+                file = gguf_file(folder, options.llama_cpp_sources, _GGUF_TYPES[dtype], made)
                 python = options.llama_cpp_python / "bin/python"
                 runs.append(stack.enter_context(llama_cpp(python, file, options.threads)))
             runs.append(native(folder, dtype, options.threads))
-        medians = compare(runs, options.rounds, options.most_texts)
+        medians = compare(runs, options.rounds, options.most_texts, options.only)
         dtypes = options.dtypes if options.http else ()
         served = {dtype: over_http(folder, dtype, options.threads) for dtype in dtypes}
         if options.json is not None:
