@@ -559,7 +559,12 @@ def test_namespaces_and_custom_tools(server: RunningServer) -> None:
     given = 'two\nlines, "quoted" \\ 🦩'
     calls = call_of("city__add", a=1), call_of("city__say", input=given), call_of("edit", input="x"), CALL
     body: dict[str, Any] = {"tools": [ADD, CITY, EDIT], "input": say("\n".join(calls)), "max_output_tokens": 900}
-    received = named_events(server.post(PATH, {**body, "stream": True}))
+    for _ in range(20):  # tokens that are ready together share a delta, and many are where a core must be waited for
+        received = named_events(server.post(PATH, {**body, "stream": True}))
+        deltas = [e["delta"] for e in received if e["type"] == "response.custom_tool_call_input.delta"]
+        if len(deltas) > 10:
+            break
+    assert len(deltas) > 10
     whole = server.post(PATH, body).json()["output"]
     assert without_ids(received[-1]["response"]["output"]) == without_ids(whole)
     assert [(item["type"], item["name"], item.get("namespace")) for item in whole] == [
@@ -569,8 +574,6 @@ def test_namespaces_and_custom_tools(server: RunningServer) -> None:
         ("function_call", "add", None),
     ]
     assert whole[1]["input"] == given
-    deltas = [e["delta"] for e in received if e["type"] == "response.custom_tool_call_input.delta"]
-    assert len(deltas) > 10
     assert "".join(deltas) == given + "x"
     (first, _) = [e for e in received if e["type"] == "response.custom_tool_call_input.done"]
     assert (first["input"], first["output_index"]) == (given, 1)
