@@ -174,9 +174,18 @@ class Pooler:
         named = [one for one in encoders.values() if name in (None, one.name)]
         if fitting := sorted(filter(fits, named), key=lambda one: not is_best(one)):
             return fitting[0]
-        loaded = f"; there are {', '.join(encoders)}" if encoders else ""
-        raise InvalidRequestError(
-            f"there is no model for {what}{'' if name is None else f' that is called {name}'}{loaded}: make the LLM "
-            "with embedding_model=, or with an embedding model and runner='pooling'",
-            "model",
-        )
+        problem = f"there is no model for {what}{'' if name is None else f' that is called {name}'}"
+        if not encoders:
+            raise InvalidRequestError(
+                f"{problem}: make the LLM with embedding_model=, or with an embedding model and runner='pooling'",
+                "model",
+            )
+        there = "; ".join(f"{one.name} has {_methods(one)}" for one in encoders.values())
+        raise InvalidRequestError(f"{problem}: {there}. Other models are named with embedding_model=", "model")
+
+
+def _methods(encoder: Encoder) -> str:
+    """What a model can be asked for, as calls of an LLM."""
+    calls = [f"{task}()" for task in ("embed", "classify") if task in encoder.tasks]
+    calls += [f"encode(pooling_task={task!r})" for task in sorted(encoder.tasks - {"embed", "classify"})]
+    return ", ".join(calls + ["score()"] * (encoder.is_cross_encoder or not encoder.labels))
