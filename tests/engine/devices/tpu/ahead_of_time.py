@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -20,7 +21,7 @@ from tidewheel.engine.devices.tpu.heads import Kernel, with_heads_for
 from tidewheel.engine.devices.tpu.loading import Loader
 from tidewheel.engine.devices.tpu.mesh import AXIS, weight_sharding
 from tidewheel.engine.devices.tpu.options import TpuOptions
-from tidewheel.engine.devices.tpu.programs import Programs
+from tidewheel.engine.devices.tpu.programs import Program, Programs
 from tidewheel.engine.devices.tpu.stacks import array_shapes
 from tidewheel.engine.models.spec import DecoderSpec, tensor_shapes
 from tidewheel.engine.weights.dtypes import STORAGE
@@ -35,6 +36,9 @@ CHIPS = {
 }
 """What programs are compiled for: a slice as libtpu names it, and how many of its chips."""
 
+KERNEL = "tpu_custom_call"
+"""What compiled programs call Pallas kernels."""
+
 # Else libtpu asks the metadata server of Google's cloud which TPU this machine has, and runs in one process at a time.
 _MACHINE = {
     "TPU_SKIP_MDS_QUERY": "1",
@@ -42,6 +46,10 @@ _MACHINE = {
     "TPU_WORKER_HOSTNAMES": "localhost",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
+
+# The compiler looks less for a fast order of instructions, which is most of its time. What it refuses of layouts, of
+# memory and in Pallas kernels, it refuses in the same words.
+_LEAST_EFFORT = {"exec_time_optimization_effort": -1.0}
 
 Described = Mapping[str, jax.ShapeDtypeStruct]
 
@@ -94,3 +102,20 @@ class Compiler:
         limits = asked.limits(groups, page_size(asked.max_model_len, asked.max_num_seqs), state_bytes=states)
         self.programs: Programs = self._loader.programs(self._params, limits)
         self.working_bytes: Callable[[], int] = functools.partial(self._loader.working_bytes, self._params)
+
+
+class Steps:
+    """Steps that libtpu compiles with the least effort. Models with the same step share it."""
+
+    def __init__(self) -> None:
+        self._kernels: dict[tuple[str, bytes], int] = {}
+
+    def num_kernels(self, program: Program, chips: str) -> int:
+        """How many Pallas kernels of our own a program for chips has. Raises what the compiler does."""
+        lowered = program.function.lower(*program.arguments)
+        key = chips, hashlib.sha256(lowered.as_text().encode()).digest()
+        if key not in self._kernels:
+            lines = lowered.compile(_LEAST_EFFORT).as_text().splitlines()
+            calls = [line for line in lines if f'custom_call_target="{KERNEL}"' in line]
+            self._kernels[key] = sum("ragged-dot" not in line for line in calls)  # those are of XLA, for experts
+        return self._kernels[key]
