@@ -1,19 +1,23 @@
-"""How long prompts affect the streams that are already running.
+"""How long prompts and large pictures affect the streams that are already running.
 
-Steady streams decode, and long prompts arrive all at once. How long do the steady streams pause, and how soon do the
-new requests get their first text? Then many streams decode while `/health` is requested repeatedly.
+Steady streams decode, and long prompts arrive all at once, or questions about pictures. How long do the steady streams
+pause, and how soon do the new requests get their first text? Then many streams decode while `/health` is requested
+repeatedly.
 
     python load_tests/stall.py --url http://127.0.0.1:8000 --json stall.json
+    python load_tests/stall.py --url http://127.0.0.1:8000 --pictures 4
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import base64
 import json
 import os
 import random
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -30,6 +34,7 @@ from target import Target, TargetError, discover
 # A steady stream counts as running after this many pieces of text.
 _WARM_CHUNKS = 4
 _WARM_TIMEOUT_SECONDS = 120
+_QUESTION = "What is in this picture?"
 
 
 @dataclass
@@ -87,18 +92,31 @@ class SteadyStreams:
             prompt = self.target.prompt(self.prompt_tokens, rng)
             timer = StreamTimer(time.perf_counter())
             self.timers.append(timer)
-            await stream(self.client, self.target, prompt, self.max_tokens, timer)
+            request = Request.of(self.target.completion(prompt, self.max_tokens, ignore_eos=True))
+            await stream(self.client, request, timer)
 
 
-async def stream(
-    client: httpx.AsyncClient, target: Target, prompt: str, max_tokens: int, timer: StreamTimer
-) -> StreamTimer:
-    """Stream one completion of exactly `max_tokens` tokens into `timer`.
+@dataclass(frozen=True)
+class Request:
+    """A request that is encoded before its time: the client must not be busy with pictures while it reads streams."""
+
+    path: str
+    content: bytes
+
+    @classmethod
+    def of(cls, body: dict[str, Any]) -> Request:
+        """The request of a body of `Target`."""
+        path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+        return cls(path, json.dumps(body).encode())
+
+
+async def stream(client: httpx.AsyncClient, request: Request, timer: StreamTimer) -> StreamTimer:
+    """Stream the answer to a request into `timer`.
 
     Raises StreamError if the server refuses, reports an error or ends early.
     """
-    body = target.completion(prompt, max_tokens, ignore_eos=True)
-    async with client.stream("POST", "/v1/completions", json=body) as response:
+    headers = {"content-type": "application/json"}
+    async with client.stream("POST", request.path, content=request.content, headers=headers) as response:
         if response.status_code != 200:
             text = (await response.aread()).decode(errors="replace")
             raise StreamError(f"status {response.status_code}: {text[:300]}")
@@ -108,30 +126,41 @@ async def stream(
     return timer
 
 
+def newcomers_of(target: Target, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """The requests that arrive: long prompts, or questions about one new picture each."""
+    rng = random.Random(args.seed + 10_000)
+    if not args.pictures:
+        return [
+            target.completion(target.prompt(args.long_prompt_tokens, rng), args.long_max_tokens, ignore_eos=True)
+            for _ in range(args.long_prompts)
+        ]
+    from vision_shapes import picture
+
+    bodies = []
+    width, height = args.picture_size
+    with tempfile.TemporaryDirectory() as folder:
+        for turn in range(args.pictures):
+            data = base64.b64encode(picture(Path(folder), width, height, args.seed + turn).read_bytes()).decode()
+            image = {"type": "image_url", "image_url": {"url": f"data:image/jpeg;base64,{data}"}}
+            content: list[dict[str, Any]] = [image, {"type": "text", "text": _QUESTION}]
+            bodies.append(target.chat(content, args.long_max_tokens, ignore_eos=True))
+    return bodies
+
+
 async def measure_stall(client: httpx.AsyncClient, target: Target, args: argparse.Namespace) -> dict[str, Any]:
-    """Let long prompts arrive while streams run. Times in milliseconds."""
+    """Let long prompts or pictures arrive while streams run. Times in milliseconds."""
     steady = SteadyStreams(client, target, args.streams, args.prompt_tokens, args.max_tokens)
-    newcomer_rng = random.Random(args.seed + 10_000)
+    arriving = [Request.of(body) for body in newcomers_of(target, args)]
     async with steady.running(args.seed):
         quiet_from = time.perf_counter()
         await steady.observe(args.quiet_seconds, quiet_from)
         arrival = time.perf_counter()
-        newcomers = await asyncio.gather(
-            *(
-                stream(
-                    client,
-                    target,
-                    target.prompt(args.long_prompt_tokens, newcomer_rng),
-                    args.long_max_tokens,
-                    StreamTimer(arrival),
-                )
-                for _ in range(args.long_prompts)
-            )
-        )
+        newcomers = await asyncio.gather(*(stream(client, request, StreamTimer(arrival)) for request in arriving))
         last_first_text = max(timer.arrivals[0] for timer in newcomers)
         # The gap during which the last prompt finished ends only with the next text.
         await steady.observe(args.quiet_seconds, arrival)
     return {
+        "pictures": args.pictures,
         "newcomer_prompt_tokens": [timer.prompt_tokens for timer in newcomers],
         "steady_itl_before_ms": summarize(steady.gaps_ms(quiet_from, arrival)),
         "steady_itl_while_prompts_run_ms": summarize(steady.gaps_ms(arrival, last_first_text)),
@@ -172,20 +201,21 @@ def report(result: dict[str, Any]) -> str:
     health_streams = result.get("health_streams")
     rows = {
         "steady ITL, before (ms)": "steady_itl_before_ms",
-        "steady ITL, prompts running (ms)": "steady_itl_while_prompts_run_ms",
+        "steady ITL, newcomers running (ms)": "steady_itl_while_prompts_run_ms",
         "newcomers' TTFT (ms)": "newcomer_ttft_ms",
         f"/health, {health_streams} streams (ms)": "health_ms",
         f"ITL, {health_streams} streams (ms)": "itl_with_health_streams_ms",
     }
     prompts = ", ".join(map(str, result["newcomer_prompt_tokens"]))
-    title = f"{result['model']} at {result['url']}: {result['streams']} streams; prompts of {prompts} tokens arrive"
+    what = "pictures" if result["pictures"] else "prompts"
+    title = f"{result['model']} at {result['url']}: {result['streams']} streams; {what} of {prompts} tokens arrive"
     return f"{title}\n{table({name: result[key] for name, key in rows.items() if key in result})}"
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(
-        description="Measure how far long prompts stall running streams.",
+        description="Measure how far long prompts or pictures stall running streams.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="root of an OpenAI-compatible server")
@@ -197,7 +227,9 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--long-prompts", type=int, default=4, help="long prompts that arrive at once")
     parser.add_argument("--long-prompt-tokens", type=int, default=1200, help="tokens in a long prompt, about")
     parser.add_argument("--long-max-tokens", type=int, default=32, help="tokens in the answer to a long prompt")
-    parser.add_argument("--quiet-seconds", type=float, default=2.0, help="time before the prompts arrive, and after")
+    parser.add_argument("--pictures", type=int, default=0, help="questions about pictures that arrive instead")
+    parser.add_argument("--picture-size", type=size, default=(4000, 3000), metavar="WIDTHxHEIGHT", help="in pixels")
+    parser.add_argument("--quiet-seconds", type=float, default=2.0, help="time before the newcomers arrive, and after")
     parser.add_argument("--health-streams", type=int, default=32, help="streams while /health is asked; 0: none")
     parser.add_argument("--health-seconds", type=float, default=10.0, help="how long /health is asked")
     parser.add_argument("--health-interval", type=float, default=0.02, help="seconds between two askings")
@@ -208,6 +240,12 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     if min(args.streams, args.long_prompts) < 1:
         parser.error("--streams and --long-prompts must be at least 1")
     return args
+
+
+def size(text: str) -> tuple[int, int]:
+    """Width and height in pixels. Raises ValueError for anything else."""
+    width, height = map(int, text.split("x"))
+    return width, height
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -50,8 +50,8 @@ class Target:
         """The body of a streamed `/v1/completions` request."""
         return {"prompt": prompt, **self._common(max_tokens, ignore_eos)}
 
-    def chat(self, prompt: str, max_tokens: int, *, ignore_eos: bool = False) -> dict[str, Any]:
-        """The body of a streamed `/v1/chat/completions` request with one user message."""
+    def chat(self, prompt: str | list[dict[str, Any]], max_tokens: int, *, ignore_eos: bool = False) -> dict[str, Any]:
+        """The body of a streamed `/v1/chat/completions` request with one user message: a text, or parts."""
         return {"messages": [{"role": "user", "content": prompt}], **self._common(max_tokens, ignore_eos)}
 
     def _common(self, max_tokens: int, ignore_eos: bool) -> dict[str, Any]:

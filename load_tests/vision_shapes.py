@@ -18,6 +18,14 @@ from shapes import VOCAB_SIZE, tokenizer
 _FIRST_SPECIAL_ID = 3  # of `tokenizer`
 _NOISE = 2**20  # random numbers, which are repeated: drawing billions would take minutes
 _SPREAD = 0.02
+_CHAT_TEMPLATE = """\
+{{%- for message in messages %}}
+{{%- if message.content is string %}}{{{{ message.content }}}}
+{{%- else %}}
+{{%- for part in message.content %}}{{{{ part.text if part.type == "text" else "{placeholder}" }}}}{{%- endfor %}}
+{{%- endif %}}
+{{%- endfor %}}
+"""
 LARGE_PICTURE = (4000, 3000)  # width and height of twelve million pixels
 
 
@@ -169,6 +177,7 @@ def make(name: str, folder: Path) -> Path:
     settings = {**_OF_ALL, **shape.settings, **whose, "image_processor_type": shape.image_processor}
     (part / "preprocessor_config.json").write_text(json.dumps(settings, indent=2))
     (part / "processor_config.json").write_text(json.dumps({**shape.processor_settings, **whose}, indent=2))
+    (part / "chat_template.jinja").write_text(_CHAT_TEMPLATE.format(placeholder=shape.placeholder))
     part.rename(folder)
     return folder
 

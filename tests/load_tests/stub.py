@@ -41,6 +41,8 @@ def build_stub(requests: list[dict[str, Any]]) -> Starlette:
             return JSONResponse({"error": {"message": "no such model", "code": 404}}, status_code=404)
         chat = request.url.path.endswith("chat/completions")
         text = body["messages"][0]["content"] if chat else body["prompt"]
+        if not isinstance(text, str):
+            text = " ".join(part.get("text", "") for part in text)
         usage = {"prompt_tokens": BOS_TOKENS + len(text.split()), "completion_tokens": body["max_tokens"]}
         if not body.get("stream"):
             return JSONResponse({"choices": [{"index": 0, "text": "word"}], "usage": usage})

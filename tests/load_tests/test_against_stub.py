@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import random
 import subprocess
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 import stall
 from load_tests.stub import BOS_TOKENS, StubServer
+from PIL import Image
 from target import TargetError, discover, normalize_url
 
 LOCUSTFILE = Path(stall.__file__).with_name("locustfile.py")
@@ -59,6 +62,17 @@ def test_stall_reports_streams_newcomers_and_health(stub: StubServer, capsys: py
     for row in ("steady_itl_before_ms", "steady_itl_while_prompts_run_ms", "health_ms", "itl_with_health_streams_ms"):
         assert result[row]["count"] > 0
     assert "newcomers' TTFT" in stall.report(result)
+
+
+def test_stall_sends_pictures_in_place_of_long_prompts(stub: StubServer, capsys: pytest.CaptureFixture[str]) -> None:
+    options = "--streams 2 --pictures 2 --picture-size 40x30 --quiet-seconds 0.1 --health-streams 0"
+    assert stall.main(["--url", stub.url, *options.split()]) == 0
+    assert "pictures of" in capsys.readouterr().out
+    asked = [body["messages"][0]["content"] for body in stub.requests if "messages" in body]
+    urls = {parts[0]["image_url"]["url"] for parts in asked}
+    assert len(urls) == 2
+    files = [base64.b64decode(url.removeprefix("data:image/jpeg;base64,")) for url in urls]
+    assert [Image.open(io.BytesIO(file)).size for file in files] == [(40, 30)] * 2
 
 
 def test_stall_writes_the_result_beside_the_table(
