@@ -16,6 +16,7 @@ from .decoding import ImageDecoder
 from .errors import ImageError
 from .media import Media, MediaFiles, MediaSpan, Modality
 from .media_cache import MediaCache
+from .media_names import MediaNames
 from .placeholders import ExpandedPrompt, expand, spread
 from .request_settings import RequestSettings
 from .vision import Vision
@@ -53,6 +54,7 @@ class MediaReader:
         self._max_bytes = max_bytes
         self._decoder = ImageDecoder(vision, settings or DecodeSettings())
         self._cache = MediaCache(cache_bytes)
+        self._names = MediaNames()
         self._waiting_bytes = 0
         self._hashing = ThreadPoolExecutor(1, "image-hash")
         self._decoding = ThreadPoolExecutor(max_decodes, "image-decode")
@@ -61,14 +63,27 @@ class MediaReader:
         """Raises InvalidRequestError, which names `param`, for settings of the processor that no request may have."""
         self._for_requests.vision(fields, param)
 
+    def recall(
+        self, name: str, modality: Modality, fields: Mapping[str, Any] | None = None, fields_param: str = ""
+    ) -> Media | None:
+        """What was read under this `name` with the same settings, if it is still kept. Raises as `check` does."""
+        vision = self._for_requests.vision(fields, fields_param) if fields else None
+        key = self._names.get(name, modality, vision)
+        return None if key is None else self._cache.get(key)
+
     async def read(
-        self, sent: MediaFiles, param: str, fields: Mapping[str, Any] | None = None, fields_param: str = ""
+        self,
+        sent: MediaFiles,
+        param: str,
+        fields: Mapping[str, Any] | None = None,
+        fields_param: str = "",
+        name: str | None = None,
     ) -> Media:
         """The image or the video in files. If the caller is cancelled, decoding ends too.
 
-        `fields` are settings of the processor that the request changes, in its field `fields_param`. Raises
-        InvalidRequestError, which names `param`, if it cannot be read, whatever happens to its decoder. Raises
-        BusyError if too many other images wait, or if no image can be decoded at the moment.
+        `fields` are settings of the processor that the request changes, in its field `fields_param`. With a `name`, it
+        can be recalled. Raises InvalidRequestError, which names `param`, if it cannot be read, whatever happens to its
+        decoder. Raises BusyError if too many other images wait, or if no image can be decoded at the moment.
         """
         vision = self._for_requests.vision(fields, fields_param) if fields else None
         kind = "an image" if sent.modality == "image" else "a video"
@@ -82,7 +97,7 @@ class MediaReader:
             raise BusyError("too many other images are being decoded; try again later")
         self._waiting_bytes += size
         try:
-            return await self._read(sent, vision)
+            return await self._read(sent, vision, name)
         except ImageError as error:
             raise InvalidRequestError(f"{param} cannot be read as {kind}: {error}", param) from error
         except SandboxError as error:
@@ -90,18 +105,21 @@ class MediaReader:
         finally:
             self._waiting_bytes -= size
 
-    async def _read(self, sent: MediaFiles, vision: Vision | None) -> Media:
+    async def _read(self, sent: MediaFiles, vision: Vision | None, name: str | None) -> Media:
         self._decoder.require(sent)
         loop = asyncio.get_running_loop()
         key = await loop.run_in_executor(self._hashing, _key, sent, vision)
-        if (known := self._cache.get(key)) is not None:
-            return known
-        cancellation = Cancellation()
-        try:
-            return await loop.run_in_executor(self._decoding, self._decoded, key, sent, cancellation, vision)
-        except asyncio.CancelledError:
-            cancellation.cancel()
-            raise
+        media = self._cache.get(key)
+        if media is None:
+            cancellation = Cancellation()
+            try:
+                media = await loop.run_in_executor(self._decoding, self._decoded, key, sent, cancellation, vision)
+            except asyncio.CancelledError:
+                cancellation.cancel()
+                raise
+        if name is not None:
+            self._names.put(name, sent.modality, vision, key)
+        return media
 
     def _decoded(self, key: bytes, sent: MediaFiles, cancellation: Cancellation, vision: Vision | None) -> Media:
         if (known := self._cache.get(key)) is None:  # it may have been decoded while this one waited

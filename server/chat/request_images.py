@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import Collection, Coroutine, Iterator, Mapping, Sequence
 from http import HTTPStatus
@@ -17,6 +18,7 @@ from tidewheel.engine.media.options import MediaOptions
 
 from ..client_watch import client_watch
 from ..errors import ApiError, ClientGone, bad_request
+from ..http.api_keys import current_tenant
 from ..protocol.chat import ContentPart, ImageUrl, Message, check_parts
 from ..protocol.decode import ParameterNotes, unsupported
 from .image_placeholders import ReadImage, images_of
@@ -73,11 +75,13 @@ class RequestImages:
         *,
         settings: Mapping[str, Any] | None = None,
         fps: float | None = None,
+        salt: str | None = None,
     ) -> None:
         """Puts a ReadImage in place of each part that is an image or a video. Those of a request are read one by one.
 
         `settings` are those of the model's processor that the request changes, and `fps` is how many frames of a video
-        are shown in a second, if its part does not say it. `raw_size` is the size of the request's body in bytes. With
+        are shown in a second, if its part does not say it. Images are found by their `uuid` only with the same `salt`,
+        and by the same tenant. `raw_size` is the size of the request's body in bytes. With
         a `context`, its images may not have more tokens. With `receive`, reading ends, and ClientGone is raised, if the
         client hangs up. Raises ApiError or InvalidRequestError (400) for what cannot be read, and ApiError (503) while
         too many bytes of others' images are in memory.
@@ -99,7 +103,7 @@ class RequestImages:
             raise _too_many_images()
         self._held += held
         try:
-            reading = self._read(self.reader, found, context, settings, fps)
+            reading = self._read(self.reader, found, context, settings, fps, current_tenant().salt(salt))
             await (reading if receive is None else _unless_gone(reading, receive))
         finally:
             self._held -= held
@@ -141,11 +145,17 @@ class RequestImages:
         context: int | None,
         settings: Mapping[str, Any] | None,
         fps: float | None,
+        salt: str | None,
     ) -> None:
         num_tokens = 0
         for parts, at, param in found:
             part = parts[at]
-            media = await reader.read(await self._files(part, param, fps), param, settings, "mm_processor_kwargs")
+            name = None if part.uuid is None else json.dumps([salt, part.uuid])
+            if name is not None and _is_empty(part):
+                media = _recalled(reader, name, part, param, settings)
+            else:
+                files = await self._files(part, param, fps)
+                media = await reader.read(files, param, settings, "mm_processor_kwargs", name)
             num_tokens += media.num_tokens
             if context is not None and num_tokens > context:
                 raise bad_request(
@@ -182,12 +192,6 @@ class RequestImages:
         if part.file_id is not None and url is None:
             raise unsupported(
                 param.removesuffix("image_url") + "file_id", ": no images are stored; send the image in image_url"
-            )
-        if url is None and part.uuid is not None:
-            raise bad_request(
-                f"{param} is null, and images are not found by uuid here: send the image each time; it is recognized "
-                "by its content",
-                param,
             )
         if not url:
             raise bad_request(f"{param} is required", param, "missing_required_parameter")
@@ -243,6 +247,23 @@ def _found(messages: Sequence[Message], kinds: Collection[Modality]) -> Iterator
 
 def _kind(part: ContentPart) -> Modality:
     return "video" if part.type in VIDEO_PARTS else "image"
+
+
+def _is_empty(part: ContentPart) -> bool:
+    given = part.video if part.type == "video" else part.video_url if part.type == "video_url" else part.image_url
+    return (given.url if isinstance(given, ImageUrl) else given) is None and part.file_id is None
+
+
+def _recalled(
+    reader: MediaReader, name: str, part: ContentPart, param: str, settings: Mapping[str, Any] | None
+) -> Media:
+    media = reader.recall(name, _kind(part), settings, "mm_processor_kwargs")
+    if media is None:
+        raise bad_request(
+            f"{param} is null, and no {_kind(part)} is kept for this uuid: send the {_kind(part)} again, with its uuid",
+            param,
+        )
+    return media
 
 
 def _parts(message: Message) -> list[ContentPart]:

@@ -114,7 +114,8 @@ class RequestPrompts:
         self, body: ChatCompletionRequest, raw_size: int, context: int | None, receive: Receive | None = None
     ) -> None:
         settings, fps = body.mm_processor_kwargs, body.frames_per_second
-        await self._images.read(body.messages, raw_size, context, receive, settings=settings, fps=fps)
+        salt = body.cache_salt
+        await self._images.read(body.messages, raw_size, context, receive, settings=settings, fps=fps, salt=salt)
 
     def _encoded(self, encoder: PromptEncoder, body: ChatCompletionRequest, tools: RequestTools) -> EncodedPrompt:
         prompt = self.rendered(body, tools)

@@ -46,7 +46,7 @@ class ContentPart(msgspec.Struct):
     image_url: ImageUrl | str | None = None
     detail: str | None = None  # of an image whose image_url is a text
     file_id: str | None = None
-    uuid: str | None = None  # vLLM's name for an image that it has
+    uuid: str | None = None  # the client's name for an image or a video, which is null once the server has it
     video_url: ImageUrl | str | None = None
     video: list[str] | str | None = None
     fps: float | None = None

@@ -85,14 +85,31 @@ class CountingReader:
         """Images are read once it is set."""
         self.gate.set()
         self.num_cancelled = 0
+        self.named: dict[tuple[str, Modality], Media] = {}
 
     def check(self, fields: Mapping[str, Any], param: str) -> None:
         if "max_pixels" not in fields:
             raise InvalidRequestError(f"{param}: only max_pixels is supported", param)
 
+    def recall(
+        self, name: str, modality: Modality, fields: Mapping[str, Any] | None = None, fields_param: str = ""
+    ) -> Media | None:
+        return self.named.get((name, modality))
+
     async def read(
-        self, sent: MediaFiles, param: str, fields: Mapping[str, Any] | None = None, fields_param: str = ""
+        self,
+        sent: MediaFiles,
+        param: str,
+        fields: Mapping[str, Any] | None = None,
+        fields_param: str = "",
+        name: str | None = None,
     ) -> Media:
+        media = await self._read(sent, param, fields)
+        if name is not None:
+            self.named[name, sent.modality] = media
+        return media
+
+    async def _read(self, sent: MediaFiles, param: str, fields: Mapping[str, Any] | None) -> Media:
         self.params.append(param)
         self.settings.append(fields)
         try:

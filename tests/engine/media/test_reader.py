@@ -69,6 +69,19 @@ def test_errors_name_the_field_of_the_request(reader: MediaReader, data: bytes, 
     assert refused.value.param == WHERE
 
 
+def test_a_picture_is_recalled_by_its_name_while_it_is_kept(keeping: MediaReader, reader: MediaReader) -> None:
+    async def named(reader: MediaReader, seed: int, name: str) -> Media:
+        return await reader.read(MediaFiles((png(seed=seed),)), WHERE, name=name)
+
+    for seed in (3, 4):  # the second time, the name stands for another picture
+        media = asyncio.run(named(keeping, seed, "one"))
+        assert keeping.recall("one", "image") is media
+    assert keeping.recall("two", "image") is None
+    assert keeping.recall("one", "video") is None
+    asyncio.run(named(reader, 3, "one"))
+    assert reader.recall("one", "image") is None  # it keeps none
+
+
 def test_a_picture_that_is_sent_again_is_not_decoded_again(keeping: MediaReader, reader: MediaReader) -> None:
     assert read(keeping, png(seed=1)) is read(keeping, png(seed=1))
     assert read(keeping, png(seed=1)) is not read(keeping, png(seed=2))

@@ -199,12 +199,24 @@ def test_an_image_is_given_in_several_forms(start_server: StartServer, given: st
     assert rendered(server, user([forms[given]]))[1].count(PAD) == 3
 
 
+def test_an_image_is_asked_about_again_by_its_uuid(start_server: StartServer) -> None:
+    server = start_server(engine=seeing(QWEN))
+    again = {"type": "image_url", "image_url": None, "uuid": "one"}
+    assert rendered(server, user([{**part(3), "uuid": "one"}]), cache_salt="a")[1].count(PAD) == 3
+    assert rendered(server, user([again]), cache_salt="a")[1].count(PAD) == 3
+    assert rendered(server, user([{**again, "image_url": {"url": None}}]), cache_salt="a")[1].count(PAD) == 3
+    for salt in (None, "b"):
+        assert "for this uuid: send the image again" in refused(server, user([again]), cache_salt=salt)["message"]
+    assert rendered(server, user([{**part(5), "uuid": "one"}]), cache_salt="a")[1].count(PAD) == 5
+    assert rendered(server, user([again]), cache_salt="a")[1].count(PAD) == 5
+
+
 @pytest.mark.parametrize(
     ("image", "param", "message"),
     [
         ({"type": "image_url"}, "image_url", "is required"),
         ({"type": "image_url", "image_url": {"url": ""}}, "image_url", "is required"),
-        ({"type": "image_url", "image_url": None, "uuid": "one"}, "image_url", "not found by uuid here"),
+        ({"type": "image_url", "image_url": None, "uuid": "one"}, "image_url", "no image is kept for this uuid"),
         ({"type": "input_image", "file_id": "file-1"}, "file_id", "no images are stored"),
         ({"type": "image_url", "image_url": "data:image/png;base64,!!!!"}, "image_url", "base64"),
         ({"type": "image_url", "image_url": "data:image/png;base64,AAAA"}, "image_url", "cannot be read as an image"),
