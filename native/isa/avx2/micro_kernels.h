@@ -1,11 +1,15 @@
 // Without a dot product of bytes, a product of signed bytes takes a sign, two multiplications and an addition: see
-// dot_quads. With many rows, weights and inputs are widened to 16 bits, a chunk at a time, and one multiplication takes two
-// inputs of a column. Codes of a few bits are multiplied as bytes. Both take up to six rows by two vectors, so that one
-// load of an input serves two products. The integers are the same.
+// dot_quads. Five to eight rows share the signs: see signed_bytes.h. With many rows, weights and inputs are widened to 16
+// bits, a chunk at a time, and one multiplication takes two inputs of a column. Codes of a few bits are multiplied as
+// bytes. Both take up to six rows by two vectors, so that one load of an input serves two products. The integers are the
+// same.
 #pragma once
 
 #include <type_traits>
 
+#include "isa/avx2/channel_rows.h"
+#include "isa/avx2/signed_bytes.h"
+#include "isa/avx2/wide_chunk.h"
 #include "kernels/gemm_blocks.h"
 #include "kernels/gemm_chunks.h"
 
@@ -13,29 +17,6 @@ namespace tidewheel::TW_ISA {
 
 template <typename T>
 using FloatRows = InRegisters<FloatTile<T>>;
-using Int8ChannelRows = InRegisters<Int8ChannelTile>;
-
-// Up to this number of rows, a panel is read as it is stored: widening it would take too long.
-constexpr int kFewInRegisters = 2 * kTileRows;
-
-// A chunk of a strip in 16 bits: codes [inputs / 2][kLanes][2]. Otherwise as Expanded.
-struct alignas(64) WideChunk {
-  int16_t codes[kChunkInputs * kLanes];
-  float scales[2 * kChunkGroups][kLanes];
-  float shifts[2 * kChunkGroups][kLanes];
-};
-
-TW_INLINE void put_signed_quad(WideChunk& chunk, int q, __m256i bytes) {
-  // Of each column, the first two inputs to the lower half and the other two to the upper half.
-  const __m256i halves = _mm256_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15,  //
-                                          0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
-  const __m256i pairs = _mm256_shuffle_epi8(bytes, halves), signs = _mm256_cmpgt_epi8(_mm256_setzero_si256(), pairs);
-  auto* to = reinterpret_cast<__m256i*>(chunk.codes + q * kQuad * kLanes);
-  _mm256_store_si256(to, _mm256_unpacklo_epi8(pairs, signs));
-  _mm256_store_si256(to + 1, _mm256_unpackhi_epi8(pairs, signs));
-}
-// Stored weights are 128 too high.
-TW_INLINE void put_quad(WideChunk& chunk, int q, Bytes stored) { put_signed_quad(chunk, q, sub(stored, 128).v); }
 
 // A chunk of all strips of a panel, and its products with packed rows: see BlockRows.
 template <ChunkTraits T>
@@ -61,12 +42,9 @@ class ChunkStrips {
  private:
   // Of the inputs themselves, in the same order.
   void widen_inputs(const char* x, int n, int groups) {
-    auto* to = reinterpret_cast<__m256i*>(inputs_);
-    for (int g = 0; g < groups; ++g) {
+    for (int g = 0, size = n * kRowGroup; g < groups; ++g, x += size) {
       x += (1 + kParts) * n * kQuad;
-      for (int i = 0; i < n * kRowGroup; i += 16, x += 16) {
-        _mm256_store_si256(to++, _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x))));
-      }
+      widen_bytes(x, size, inputs_ + g * size);
     }
   }
 
@@ -169,6 +147,27 @@ class ChunkStrips {
   alignas(64) int16_t inputs_[kWide ? kChunkInputs * kTileRows : 1];
 };
 
+// kInt8, and kInt4.
+template <bool NIBBLES, bool SHIFTS>
+struct PackedWeights : GroupWeights<NIBBLES, SHIFTS, kFewInRegisters> {
+  using Weights = GroupWeights<NIBBLES, SHIFTS, kFewInRegisters>;
+
+  static void multiply_few(const WeightFormat& format, const char* x, const char* panel, int k, int rows, float* tile) {
+    if constexpr (!NIBBLES) {
+      const auto multiply = [&]<int FIRST, int SECOND>() {
+        multiply_bytes_of_groups<FIRST, SECOND>(format, x, panel, k, tile);
+      };
+      if (with_byte_rows(rows, multiply)) return;
+      if (rows > kTileRows) {
+        multiply.template operator()<kTileRows, 0>();
+        const size_t tile_size = kTileRows * row_bytes(format, k);
+        return multiply_few(format, x + tile_size, panel, k, rows - kTileRows, tile + kTileRows * kPanel);
+      }
+    }
+    Weights::multiply_few(format, x, panel, k, rows, tile);
+  }
+};
+
 // Signed codes go through bytes.
 template <ChunkTraits T>
 struct ChunkWeights : BlockWeights<T> {
@@ -202,7 +201,6 @@ struct ManyRows<T> {
 template <ChunkTraits T>
 using ExpandedRows = typename ManyRows<T>::Type;
 template <bool NIBBLES, bool SHIFTS>
-using GroupRows =
-    ByChunks<GroupWeights<NIBBLES, SHIFTS, kFewInRegisters>, ChunkStrips<GroupWeights<NIBBLES, SHIFTS>::kTraits>>;
+using GroupRows = ByChunks<PackedWeights<NIBBLES, SHIFTS>, ChunkStrips<PackedWeights<NIBBLES, SHIFTS>::kTraits>>;
 
 }  // namespace tidewheel::TW_ISA

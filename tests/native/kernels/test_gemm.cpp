@@ -126,7 +126,7 @@ TEST_CASE("the error against float32 on heavy-tailed activations is what the bit
   }
 }
 
-TEST_CASE("a row's result is the same to the bit alone and among others") {
+TEST_CASE("a row's result is the same to the bit alone, among few others and among many") {
   Random random;
   // Several tiles of rows and a rest, in less than a chunk of inputs and in several.
   for (const auto& [m, n, k] : {std::tuple{61, 96, 130}, std::tuple{109, 32, 610}}) {
@@ -141,6 +141,10 @@ TEST_CASE("a row's result is the same to the bit alone and among others") {
         for (int r = 0; r < m; r += kStride) {
           const auto alone = packed.multiply({x.begin() + r * k, x.begin() + (r + 1) * k}, 1);
           CHECK(std::memcmp(alone.data(), together.data() + r * n, n * sizeof(float)) == 0);
+        }
+        for (int few = 2; few <= 12; few += kStride) {  // rows that some levels multiply in another way than many
+          const auto some = packed.multiply({x.begin(), x.begin() + few * k}, few);
+          CHECK(std::memcmp(some.data(), together.data(), few * n * sizeof(float)) == 0);
         }
       }
     }
