@@ -37,8 +37,20 @@ def _caches_8_bits(device: Device) -> bool:
 _DENSE = frozenset({"attention", "mlp", "parallel"})
 _ON_HARDWARE: Mapping[str, frozenset[str] | None] = {"cpu": None, "cuda": _DENSE}
 """By device, the kinds of layers that ran on its hardware; None: all that it has."""
+_RECURRENT = frozenset({"delta_net", "mamba2", "short_conv"})
+_OF_GEMMA = frozenset(
+    {
+        "alt_up",
+        "laurel",
+        "per_layer",
+        "attention to another layer's K and V",
+        "attention with normalized values",
+        "scaled sums",
+        "MLPs with sparse gates",
+    }
+)
 _COMPILED: Mapping[str, frozenset[str] | None] = {
-    "tpu": _DENSE | {"experts", "latent_attention", "delta_net", "mamba2"}
+    "tpu": _DENSE | {"experts", "latent_attention"} | _RECURRENT | _OF_GEMMA
 }
 """The same of those that the vendor's own compiler compiled for the hardware."""
 _FORMATS: Mapping[str, tuple[Callable[[Device], bool], tuple[str, ...], tuple[str, ...]]] = {
@@ -46,7 +58,7 @@ _FORMATS: Mapping[str, tuple[Callable[[Device], bool], tuple[str, ...], tuple[st
     "quantized files": (lambda device: True, ("cpu",), ("cuda", "rocm", "tpu")),
     "`--quantization`": (lambda device: bool(device.capabilities.quantizes), ("cpu",), ("cuda", "rocm", "tpu")),
     "KV cache in 8 bits": (_caches_8_bits, ("cpu",), ()),
-    "LoRA adapters": (lambda device: device.capabilities.lora, ("cpu",), ()),
+    "LoRA adapters": (lambda device: device.capabilities.lora, ("cpu",), ("tpu",)),
     "images": (lambda device: device.capabilities.media, ("cpu",), ()),
 }
 """Whether a device has a format, and the devices where it ran on the hardware, and where its kernels were compiled."""
