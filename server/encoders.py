@@ -174,8 +174,12 @@ class ServedEncoders:
             encoder = next(iter(fitting), None)
         if encoder is not None:
             return encoder
-        served = ", ".join(self._engine.encoders)
-        wanted = "a model that can do this" if name is None else f"the embedding model {quoted(name)}"
+        encoders = self._engine.encoders
+        if name is None:
+            wanted = "a model that can do this"
+            served = ", ".join(f"{one.name} ({', '.join(sorted(one.tasks))})" for one in encoders.values())
+        else:
+            wanted, served = f"the embedding model {quoted(name)}", ", ".join(encoders)
         hint = f"served: {served}" if served else "start the server with --embedding-model FOLDER_OR_HUB_ID"
         raise ApiError(
             HTTPStatus.NOT_FOUND, f"{wanted} is not served here; {hint}", param="model", code="model_not_found"
