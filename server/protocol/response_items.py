@@ -29,6 +29,16 @@ class InputImage(msgspec.Struct, tag="input_image", omit_defaults=True):
     detail: str | None = None
 
 
+class InputFile(msgspec.Struct, tag="input_file", omit_defaults=True):
+    """A file that is an image, as a data: URL in `file_data` or a URL: models here read no others."""
+
+    file_data: str | None = None
+    file_url: str | None = None
+    file_id: str | None = None
+    filename: str | None = None
+    detail: str | None = None
+
+
 class OutputText(msgspec.Struct, tag="output_text"):
     """Text that the model wrote."""
 
@@ -61,7 +71,7 @@ class Message(msgspec.Struct, tag="message", kw_only=True):
     id: str | Unset | None = UNSET
     status: Status | Unset | None = UNSET
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[InputText | InputImage | OutputText | Refusal]
+    content: str | list[InputText | InputImage | InputFile | OutputText | Refusal]
     phase: str | Unset | None = UNSET
 
 

@@ -19,6 +19,7 @@ from ..protocol.response_items import (
     CustomToolCallOutput,
     FunctionCall,
     FunctionCallOutput,
+    InputFile,
     InputImage,
     InputText,
     Item,
@@ -168,7 +169,7 @@ class _Conversation:
             said.content = _content(item)
         else:
             content = _content(item)
-            self._name_parts(content, f"{path}.content")
+            self._name_parts(content, f"{path}.content", item.content)
             self.add(chat.Message(role=item.role, content=content), path)
 
     def _result(self, output: Sequence[Any]) -> list[chat.ContentPart]:
@@ -176,15 +177,22 @@ class _Conversation:
             return _parts(output)
         return _parts([InputText(UNSEEN_IMAGE) if isinstance(part, InputImage) else part for part in output])
 
-    def _name_parts(self, content: str | list[chat.ContentPart], path: str) -> None:
-        """Names the images among the parts of the message that is added next."""
+    def _name_parts(self, content: str | list[chat.ContentPart], path: str, sent: Sequence[Any] = ()) -> None:
+        """Names the images among the parts of the message that is added next. `sent` are the parts as they were sent,
+        if some may be files.
+        """
         for i, part in enumerate(content if isinstance(content, list) else ()):
             if part.type != "input_image":
                 continue
+            file = sent[i] if sent and isinstance(sent[i], InputFile) else None
             if not self._sees_images:
-                raise unsupported(f"{path}[{i}].type", ": 'input_image'; this model reads text")
+                kind = "input_image" if file is None else "input_file"
+                raise unsupported(f"{path}[{i}].type", f": {kind!r}; this model reads text")
             place = f"messages[{len(self.messages)}].content[{i}]"
-            self.names |= {f"{place}.image_url": f"{path}[{i}].image_url", f"{place}.file_id": f"{path}[{i}].file_id"}
+            url = (
+                "image_url" if file is None else "file_url" if file.file_data is None and file.file_url else "file_data"
+            )
+            self.names |= {f"{place}.image_url": f"{path}[{i}].{url}", f"{place}.file_id": f"{path}[{i}].file_id"}
 
     def _add_call(self, call_id: str, function: chat.PastFunctionCall, path: str) -> None:
         turn = self._turn or self._new_turn(path)
@@ -229,6 +237,9 @@ def _part(part: Any) -> chat.ContentPart:
         return chat.ContentPart("refusal", refusal=part.refusal)
     if isinstance(part, InputImage):
         return chat.ContentPart("input_image", image_url=part.image_url, file_id=part.file_id, detail=part.detail)
+    if isinstance(part, InputFile):
+        url = part.file_url if part.file_data is None else part.file_data
+        return chat.ContentPart("input_image", image_url=url, file_id=part.file_id, detail=part.detail)
     return chat.ContentPart("text", part.text)
 
 

@@ -198,6 +198,26 @@ def test_items_that_cannot_be_used_are_named(sighted: RunningServer, server: Run
     assert complaint(server, "/v1/responses", ask({"image_url": url(3)})).startswith(f"{path}.type is not supported")
 
 
+def test_a_file_may_be_an_image(sighted: RunningServer, server: RunningServer) -> None:
+    def ask(**file: Any) -> dict[str, Any]:
+        return {"input": [message({"type": "input_text", "text": "a"}, {"type": "input_file", **file})]}
+
+    first = answered(sighted, "/v1/responses", ask(file_data=url(3), filename="a.png"))
+    assert prompt_of(sighted) == "[user]a(3)"
+    items = sighted.http.get(f"/v1/responses/{first['id']}/input_items").json()["data"]
+    assert items[0]["content"][1] == {"type": "input_file", "file_data": url(3), "filename": "a.png"}
+    path = "input[0].content[1]"
+    for file, said in (
+        ({"file_id": "file-1"}, "file_id is not supported by this server: no images are stored"),
+        ({"filename": "a.png"}, "file_data is required"),
+        ({"file_data": "data:application/pdf;base64,JVBERg=="}, "file_data cannot be fetched: a data: URL begins like"),
+        ({"file_url": "https://example.org/a.png"}, "file_url cannot be fetched"),
+    ):
+        assert complaint(sighted, "/v1/responses", ask(**file)).startswith(f"{path}.{said}")
+    refused = complaint(server, "/v1/responses", ask(file_data=url(3)))
+    assert refused == f"{path}.type is not supported by this server: 'input_file'; this model reads text"
+
+
 def test_completions_are_of_texts(sighted: RunningServer) -> None:
     answered(sighted, "/v1/completions", {"prompt": "an <image> and a <pad>"})
     assert sighted.engine.requests[-1].media == ()
