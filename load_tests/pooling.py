@@ -76,6 +76,14 @@ def _texts(lengths: Sequence[int]) -> Texts:
     return [words.integers(_FIRST_WORD, 30000, length).tolist() for length in lengths]
 
 
+@contextmanager
+def _whole(path: Path) -> Iterator[Path]:
+    """Another path to write to, which takes this one's name once all is written: no half of a file is found later."""
+    unfinished = path.with_name(f"unfinished-{path.name}")
+    yield unfinished
+    unfinished.rename(path)
+
+
 def made_model(shape: str, folder: Path) -> Path:
     """A model of that shape with random weights, made unless it is there."""
     if (folder / "model.safetensors").exists():
@@ -121,10 +129,11 @@ def exported(folder: Path, graph: Path) -> Path:
     names = ["input_ids", "attention_mask"]
     axes = {name: {0: "batch", 1: "tokens"} for name in (*names, "last_hidden_state")}
     ones = torch.ones(2, 5, dtype=torch.int64)
-    torch.onnx.export(
-        Graph().eval(), (ones, ones), str(graph), input_names=names, output_names=["last_hidden_state"],
-        dynamic_axes=axes, dynamo=False,
-    )  # fmt: skip
+    with _whole(graph) as file:
+        torch.onnx.export(
+            Graph().eval(), (ones, ones), str(file), input_names=names, output_names=["last_hidden_state"],
+            dynamic_axes=axes, dynamo=False,
+        )  # fmt: skip
     return graph
 
 
@@ -135,7 +144,8 @@ def in_int8(graph: Path) -> Path:
         return made
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    quantize_dynamic(graph, made, weight_type=QuantType.QInt8)
+    with _whole(made) as file:
+        quantize_dynamic(graph, file, weight_type=QuantType.QInt8)
     return made
 
 

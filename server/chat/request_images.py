@@ -151,7 +151,7 @@ class RequestImages:
         for parts, at, param in found:
             part = parts[at]
             name = None if part.uuid is None else json.dumps([salt, part.uuid])
-            if name is not None and _is_empty(part):
+            if name is not None and part.file_id is None and _sent(part) == [None]:
                 media = _recalled(reader, name, part, param, settings)
             else:
                 files = await self._files(part, param, fps)
@@ -172,8 +172,7 @@ class RequestImages:
         assert fetcher is not None
         if _kind(part) == "image":
             return MediaFiles((await fetcher.fetch(self._url(part, param), param),))
-        given = part.video if part.type == "video" else part.video_url
-        urls = given if isinstance(given, list) else [given.url if isinstance(given, ImageUrl) else given]
+        urls = _sent(part)
         if not urls or not all(urls):
             raise bad_request(f"{param} is required", param, "missing_required_parameter")
         if len(urls) > MAX_FRAMES:
@@ -187,8 +186,8 @@ class RequestImages:
         return MediaFiles(tuple(frames), "video", fps)
 
     def _url(self, part: ContentPart, param: str) -> str:
-        given = part.image_url
-        url, detail = (given.url, given.detail) if isinstance(given, ImageUrl) else (given, part.detail)
+        (url,) = _sent(part)
+        detail = part.image_url.detail if isinstance(part.image_url, ImageUrl) else part.detail
         if part.file_id is not None and url is None:
             raise unsupported(
                 param.removesuffix("image_url") + "file_id", ": no images are stored; send the image in image_url"
@@ -249,9 +248,10 @@ def _kind(part: ContentPart) -> Modality:
     return "video" if part.type in VIDEO_PARTS else "image"
 
 
-def _is_empty(part: ContentPart) -> bool:
+def _sent(part: ContentPart) -> list[str | None]:
+    """The URLs that a part has: one, which may be missing, or those of a video's frames."""
     given = part.video if part.type == "video" else part.video_url if part.type == "video_url" else part.image_url
-    return (given.url if isinstance(given, ImageUrl) else given) is None and part.file_id is None
+    return [*given] if isinstance(given, list) else [given.url if isinstance(given, ImageUrl) else given]
 
 
 def _recalled(
