@@ -13,6 +13,7 @@ from ..devices.base import Device
 from ..devices.executor import Executor
 from ..devices.tower import TowerExecutor, TowerOptions
 from ..errors import ModelError
+from ..files.wording import shown
 from ..media.options import MediaOptions
 from ..models.spec import DecoderSpec
 from ..options import EngineOptions
@@ -112,8 +113,9 @@ class OpenedVision:
 def find_vision(options: EngineOptions, source: ModelSource, config: Mapping[str, Any]) -> OpenedVision | None:
     """How the model sees images; None if it does not, if that is not wanted, or, with a warning, not possible.
 
-    Raises OptionError if the options bound the tokens of images, and the model's have no such bounds. Raises ModelError
-    if the tower is in a file that the options name, which cannot be used.
+    Raises OptionError if the options bound the tokens of images, and the model's have no such bounds, and for settings
+    of the options that the model's image processor cannot have. Raises ModelError if the tower is in a file that the
+    options name, which cannot be used.
     """
     media = options.media
     if not media.wants_vision or not isinstance(source, VisionSource):
@@ -135,7 +137,7 @@ def _vision_in(tower: TowerSource, config: Mapping[str, Any], media: MediaOption
 
     config = tower.vision_config(config)
     try:
-        processor = overridden(tower.processor(), media.mm_processor_kwargs or {})
+        processor = _processor(tower, config, media.mm_processor_kwargs or {})
         vision = vision_of(config, processor)
         if vision is None:
             return None
@@ -148,6 +150,30 @@ def _vision_in(tower: TowerSource, config: Mapping[str, Any], media: MediaOption
     weights = tower.tower_weights(vision.spec, vision.tensors)
     changed = RequestSettings(vision, lambda fields: vision_of(config, overridden(processor, fields)))
     return OpenedVision(vision, weights, changed, tower.is_found)
+
+
+def _processor(tower: TowerSource, config: Mapping[str, Any], fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The settings of the model's image processor with those of --mm-processor-kwargs.
+
+    Raises OptionError for those, and ModelError for the model's own.
+    """
+    from ..media.families import vision_of
+    from ..media.request_settings import fault, idle_fields, overridden
+
+    processor = tower.processor()
+    if not fields or vision_of(config, processor) is None:
+        return processor
+    try:
+        idle = idle_fields(processor, fields, lambda settings: vision_of(config, settings))
+    except ModelError as error:
+        raise OptionError(f"--mm-processor-kwargs: {fault(error)}") from error
+    if idle:
+        logger.warning(
+            "--mm-processor-kwargs: %s would change nothing, because this model's image processor has no such "
+            "settings: check the spelling, or leave it out",
+            ", ".join(map(shown, idle)),
+        )
+    return overridden(processor, fields)
 
 
 def _fields_of_tokens(vision: Vision, options: MediaOptions) -> Mapping[str, Any]:

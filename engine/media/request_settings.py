@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ..errors import InvalidRequestError, ModelError
+from .families.settings import OWNER
 from .vision import Vision
 
 _MOST_KEPT = 32
@@ -32,6 +33,43 @@ def overridden(processor: Mapping[str, Any], fields: Mapping[str, Any], *, video
 def _replaced(settings: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
     gone = _PIXELS if "size" in fields else ()
     return {**{name: value for name, value in settings.items() if name not in gone}, **fields}
+
+
+def idle_fields(
+    processor: Mapping[str, Any], fields: Mapping[str, Any], make: Callable[[Mapping[str, Any]], Vision | None]
+) -> list[str]:
+    """Those of the `fields` that the vision does not read which `make` makes of the processor's settings with them.
+
+    They are none for a family that copies all settings.
+    """
+    names: set[str] = set()
+    vision = make(_Watched(overridden(processor, fields), names))
+    known = names if vision is None else names | vision.request_fields
+    return [name for name in fields if name not in known]
+
+
+class _Watched(Mapping[str, Any]):
+    """Settings that note the names by which they, and those for videos, are asked."""
+
+    def __init__(self, values: Mapping[str, Any], names: set[str]) -> None:
+        self._values = values
+        self._names = names
+
+    def __getitem__(self, name: str) -> Any:
+        self._names.add(name)
+        value = self._values[name]
+        return _Watched(value, self._names) if name == VIDEO and isinstance(value, Mapping) else value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+
+def fault(error: ModelError) -> str:
+    """What is wrong with settings that do not come from the model's own file."""
+    return str(error).removeprefix(f"{OWNER}: ")
 
 
 def _is_setting(value: object) -> bool:
@@ -79,7 +117,7 @@ class RequestSettings:
         try:
             made = self._make(fields)
         except ModelError as error:
-            raise InvalidRequestError(f"{param}: {error}", param) from error
+            raise InvalidRequestError(f"{param}: {fault(error)}", param) from error
         assert made is not None
         if made.max_rows > self._vision.max_rows:
             raise InvalidRequestError(

@@ -9,6 +9,7 @@ from starlette.routing import Route
 from ..chat.request_prompts import counted
 from ..errors import bad_request
 from ..openapi.document import operation
+from ..protocol.chat import frames_per_second
 from ..protocol.decode import BodyDecoder
 from ..protocol.tokenize import (
     DetokenizeRequest,
@@ -51,7 +52,13 @@ class TokenizeEndpoints:
         raw = await whole_body(request)
         body = self._decode_tokenize(raw)
         await self._models.resolve(body.model)
-        await self._images.read(body.messages or (), len(raw), self._encoder.max_counted)
+        await self._images.read(
+            body.messages or (),
+            len(raw),
+            self._encoder.max_counted,
+            settings=body.mm_processor_kwargs,
+            fps=frames_per_second(body.media_io_kwargs),
+        )
         return await self._renderer.run(len(raw), body.chat_template, lambda: self._tokenized(body))
 
     def _tokenized(self, body: TokenizeRequest) -> Response:

@@ -11,7 +11,7 @@ from tidewheel.engine.media.media import MediaSpan
 
 from ..errors import bad_request
 from ..generation.prompt_encoding import PromptEncoder
-from ..protocol.chat import ChatCompletionRequest, Message, check_parts
+from ..protocol.chat import ChatCompletionRequest, Message, check_parts, frames_per_second
 from .image_placeholders import PromptImages
 from .rendering import PromptRenderer, RenderedPrompt
 from .request_images import RequestImages
@@ -113,7 +113,7 @@ class RequestPrompts:
     async def _read_media(
         self, body: ChatCompletionRequest, raw_size: int, context: int | None, receive: Receive | None = None
     ) -> None:
-        settings, fps = body.mm_processor_kwargs, body.frames_per_second
+        settings, fps = body.mm_processor_kwargs, frames_per_second(body.media_io_kwargs)
         salt = body.cache_salt
         await self._images.read(body.messages, raw_size, context, receive, settings=settings, fps=fps, salt=salt)
 

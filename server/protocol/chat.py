@@ -148,6 +148,25 @@ class ReasoningOptions(msgspec.Struct):
     max_tokens: Unsupported = None
 
 
+def frames_per_second(media_io_kwargs: dict[str, Any] | None) -> float | None:
+    """How fast a video is whose frames are sent one by one, of a request's `media_io_kwargs`; None: it does not say it.
+
+    Raises ApiError (400) for anything else there.
+    """
+    given = media_io_kwargs or {}
+    video = given.get("video") or {}
+    fps = video.get("fps") if isinstance(video, dict) else None
+    if given.keys() - {"video"} or not isinstance(video, dict) or video.keys() - {"fps"}:
+        raise bad_request(
+            "media_io_kwargs of a request may have video.fps alone; set others for all requests with --media-io-kwargs",
+            "media_io_kwargs",
+            "unsupported_parameter",
+        )
+    if fps is not None and type(fps) not in (int, float):
+        raise bad_request("media_io_kwargs: video.fps must be a number", "media_io_kwargs")
+    return fps
+
+
 class ChatCompletionRequest(GenerationBody, kw_only=True):
     """A body of `/v1/chat/completions`."""
 
@@ -220,26 +239,6 @@ class ChatCompletionRequest(GenerationBody, kw_only=True):
             raise bad_request("thinking_token_budget must be at least 0, or -1 for no limit", "thinking_token_budget")
         self._check_messages()
         self._check_tools()
-
-    @property
-    def frames_per_second(self) -> float | None:
-        """How fast a video is whose frames are sent one by one, of `media_io_kwargs`; None: it does not say it.
-
-        Raises ApiError (400) for anything else there.
-        """
-        given = self.media_io_kwargs or {}
-        video = given.get("video") or {}
-        fps = video.get("fps") if isinstance(video, dict) else None
-        if given.keys() - {"video"} or not isinstance(video, dict) or video.keys() - {"fps"}:
-            raise bad_request(
-                "media_io_kwargs of a request may have video.fps alone; set others for all requests with "
-                "--media-io-kwargs",
-                "media_io_kwargs",
-                "unsupported_parameter",
-            )
-        if fps is not None and type(fps) not in (int, float):
-            raise bad_request("media_io_kwargs: video.fps must be a number", "media_io_kwargs")
-        return fps
 
     def without_effect(self) -> dict[str, str]:
         idle = GenerationBody.without_effect(self)

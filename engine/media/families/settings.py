@@ -20,14 +20,14 @@ LANCZOS, BILINEAR, BICUBIC = 1, 2, 3
 
 _MAX_SIDE = 2**14  # pixels, of an image as a tower takes it
 _MAX_ENTRIES = 2**10  # along a side of a table of positions
-_OWNER = "preprocessor_config.json"
+OWNER = "preprocessor_config.json"
 
 
 class ProcessorSettings(ConfigReader):
     """The settings of an image processor: preprocessor_config.json, or a part of processor_config.json."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
-        super().__init__(values, _OWNER)
+        super().__init__(values, OWNER)
         self.refuse("do_resize", True)
         self.refuse("do_rescale", True)
 
@@ -67,7 +67,7 @@ class ProcessorSettings(ConfigReader):
             value = {"shortest_edge": value}
         if not isinstance(value, Mapping | None):
             raise self.error(name, "an object")
-        return ConfigReader(value or {}, f"{_OWNER}: {name}")
+        return ConfigReader(value or {}, f"{OWNER}: {name}")
 
     def only_part(self, name: str, field: str, default: int) -> int:
         """The one field of an object in the settings, a number of pixels along a side."""
@@ -164,7 +164,7 @@ def require_patches(patches: int, of_what: str) -> None:
     """Raise ModelError for settings that lead to images of too many patches."""
     if patches > MAX_PATCHES:
         raise ModelError(
-            f"{_OWNER}: {of_what} may be cut into {patches} patches, which is more than {MAX_PATCHES}: make it smaller"
+            f"{OWNER}: {of_what} may be cut into {patches} patches, which is more than {MAX_PATCHES}: make it smaller"
         )
 
 

@@ -24,7 +24,7 @@ from tidewheel.engine.media.families import vision_of
 from tidewheel.engine.media.media import Media, MediaFiles
 from tidewheel.engine.media.options import MediaOptions
 from tidewheel.engine.media.reader import MediaReader
-from tidewheel.engine.media.request_settings import RequestSettings, overridden
+from tidewheel.engine.media.request_settings import RequestSettings, idle_fields, overridden
 from tidewheel.engine.media.vision import Vision
 from tidewheel.engine.options import EngineOptions
 from tidewheel.engine.weights import open_source
@@ -182,6 +182,20 @@ def test_a_model_is_loaded_with_the_settings_of_options() -> None:
         counted.append(tokens(opened.vision))
         assert tokens(opened.for_requests.vision({"max_pixels": 400}, PARAM)) <= 6
     assert counted[0] > counted[1] == counted[2]
+
+
+@pytest.mark.parametrize("name", ["smolvlm", "qwen2.5-vl", "gemma3", "internvl"])
+def test_settings_of_options_that_no_processor_reads_are_told(name: str) -> None:
+    config, processor = made(name).config, made(name).settings
+    fields = {"image_means": 0, "image_mean": [0.5] * 3, "resample": 3}
+    assert idle_fields(processor, fields, lambda settings: vision_of(config, settings)) == ["image_means"]
+
+
+def test_wrong_settings_of_options_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(OptionError, match=r"^--mm-processor-kwargs: max_pixels must be a positive integer.*got 'x'"):
+        found("qwen2-vl", mm_processor_kwargs={"max_pixels": "x"})
+    assert found("qwen2-vl", mm_processor_kwargs={"max_pixel": 640}) is not None
+    assert "--mm-processor-kwargs: 'max_pixel' would change nothing" in caplog.text
 
 
 def test_images_of_one_size_have_as_many_tokens_as_they_have() -> None:

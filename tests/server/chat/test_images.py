@@ -283,6 +283,8 @@ def test_a_request_may_change_settings_of_the_processor(start_server: StartServe
     rendered(server, said(1, "SAY(x)YAS", 2), mm_processor_kwargs={"max_pixels": 1})
     rendered(server, said(1))
     assert server.engine.media.settings == [{"max_pixels": 1}] * 2 + [None]
+    server.post("/tokenize", {"messages": [said(1)], "mm_processor_kwargs": {"max_pixels": 2}})
+    assert server.engine.media.settings[3:] == [{"max_pixels": 2}]
     error = refused(server, said(1), mm_processor_kwargs={"mean": 1})
     assert error["param"] == "mm_processor_kwargs"
     assert "only max_pixels" in error["message"]
