@@ -48,8 +48,8 @@ _MACHINE = {
 }
 
 # The compiler looks less for a fast order of instructions, which is most of its time. What it refuses of layouts, of
-# memory and in Pallas kernels, it refuses in the same words.
-_LEAST_EFFORT = {"exec_time_optimization_effort": -1.0}
+# memory and in Pallas kernels, it refuses in the same words. The number is XLA's for level O0: JAX 0.10 takes no name.
+_LEAST_EFFORT = {"optimization_level": 9}
 
 Described = Mapping[str, jax.ShapeDtypeStruct]
 
