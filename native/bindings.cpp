@@ -510,6 +510,19 @@ TowerPiece piece_of(size_t num_rows, const Array1<int32_t>& query_start, const A
   return piece;
 }
 
+void normalize_rows(const std::string& isa, RowsOut rows, float epsilon, Array1<float> weight, std::optional<Array1<float>> bias) {
+  const size_t size = rows.shape(1);
+  if (size == 0 || weight.size() != size || (bias && bias->size() != size)) {
+    throw std::invalid_argument("a norm has a weight, and perhaps a bias, for each number of a row");
+  }
+  const Kernels& kernels = choose_kernels(isa);
+  // Kernels take them without const, and do not change them.
+  const Norm norm{bias ? NormKind::kLayer : NormKind::kRms, epsilon, const_cast<float*>(weight.data()),
+                  bias ? const_cast<float*>(bias->data()) : nullptr};
+  const nb::gil_scoped_release release;
+  for (size_t row = 0; row < rows.shape(0); ++row) kernels.normalize(norm, rows.data() + row * size, static_cast<int>(size));
+}
+
 void run_layers(Tower& tower, int layer, int end, RowsOut rows, Array1<int32_t> query_start, Array1<int32_t> lengths,
                 Positions positions, Seen seen, Adapters adapters) {
   const TowerPiece piece = piece_of(rows.shape(0), query_start, lengths, 0, positions, seen, adapters);
@@ -695,6 +708,8 @@ NB_MODULE(_native, m) {
   m.def("sample", &sample_logits, "isa"_a, "logits"_a, "sampling"_a, "token_ids"_a, "logprobs"_a.none(),
         "ranks"_a.none(), "top_ids"_a.none(), "top_logprobs"_a.none(),
         "Samples rows of logits [R, vocab] with one thread.");
+  m.def("normalize", &normalize_rows, "isa"_a, "rows"_a, "epsilon"_a, "weight"_a, "bias"_a.none(),
+        "LayerNorm of rows [T, size] in place, or RMSNorm if there is no bias, with one thread.");
   m.def("string_ends", [](Array1<uint8_t> content, size_t begin,
                           nb::ndarray<uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> ends) {
     const nb::gil_scoped_release release;

@@ -531,6 +531,13 @@ def sample(
     top_ids: NDArray[np.int32] | None,
     top_logprobs: NDArray[np.float32] | None,
 ) -> None: ...
+def normalize(
+    isa: str,
+    rows: NDArray[np.float32],
+    epsilon: float,
+    weight: NDArray[np.float32],
+    bias: NDArray[np.float32] | None,
+) -> None: ...
 def quantize(
     kind: str,
     rows: NDArray[np.generic],

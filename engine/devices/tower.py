@@ -87,12 +87,13 @@ class TowerExecutor(ABC):
         positions: NDArray[np.int32] | None = None,
         *,
         seen: NDArray[np.int32] | None = None,
+        in_place: bool = False,
         adapters: NDArray[np.int32] | None = None,
     ) -> Generator[None, None, Rows]:
         """All layers, one after the other: see `layer`."""
         for index in range(len(self.spec.layers)):
             rows = yield from self.layer(
-                index, rows, segments, positions, seen=seen, in_place=index > 0, adapters=adapters
+                index, rows, segments, positions, seen=seen, in_place=in_place or index > 0, adapters=adapters
             )
         return rows
 

@@ -10,16 +10,17 @@ from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from tidewheel import _native
 
 from ..devices.cpu.device import CpuDevice
 from ..devices.executor import Executor
 from ..devices.tower import Rows, TowerExecutor, TowerOptions
 from ..errors import DeviceError, ModelError
-from ..media.processing import normalized
 from ..models.spec import NormSpec, TowerSpec, tower_shapes
 from ..models.tensor_ref import TensorRef
 from ..weights.checkpoint import open_checkpoint
@@ -103,7 +104,9 @@ class NativeGraph(EncoderGraph):
         if self._model.skips:
             rows = yield from self._layers_and_skips(rows, starts, places, seen, adapters)
         else:
-            rows = yield from self._tower.layers(rows, starts, places[None], seen=seen, adapters=adapters)
+            rows = yield from self._tower.layers(
+                rows, starts, places[None], seen=seen, in_place=True, adapters=adapters
+            )
         rows = self._normalized("final_norm", self._model.final_norm, rows)
         if output == LOGITS:
             return self._text_logits(_of_texts(rows, starts), inputs)
@@ -180,13 +183,22 @@ class NativeGraph(EncoderGraph):
                 numbers = np.cumsum(counted, dtype=np.int32)
                 before = np.concatenate([np.zeros(1, np.int32), numbers])[starts[:-1]]
                 places = np.where(counted, numbers - np.repeat(before, np.diff(starts)) - 1, -1)
-            rows += self._looked_up("positions", places + embedding.first_position)
+                rows += self._looked_up("positions", places + embedding.first_position)
+            else:
+                self._add_positions(rows, starts)
         if embedding.num_types:
             types = self._types(inputs)
             rows += self._first_type if types is _FIRST_TYPE else self._looked_up("types", types)
             if self._adapters is not None and adapters is not None:
                 self._adapters.add("types", rows, np.broadcast_to(types, ids.shape), adapters)
         return self._normalized("embedding_norm", embedding.norm, rows)
+
+    def _add_positions(self, rows: Rows, starts: NDArray[np.int32]) -> None:
+        """Adds the table's first rows to each text's: those are not copied for every text."""
+        first = self._model.embedding.first_position
+        table = self._looked_up("positions", slice(first, first + int(np.diff(starts).max())))
+        for start, stop in pairwise(starts.tolist()):
+            rows[start:stop] += table[: stop - start]
 
     def _types(self, inputs: Sequence[EncoderInput]) -> NDArray[np.int64]:
         """Of each token; one row for all if all are the same."""
@@ -199,9 +211,14 @@ class NativeGraph(EncoderGraph):
             raise ModelError(f"the tokenizer gives the token type {joined.max()}, and {self.path} has {count} types")
         return joined
 
-    def _looked_up(self, name: str, numbers: NDArray[np.integer]) -> Rows:
+    def _looked_up(self, name: str, numbers: NDArray[np.integer] | slice) -> Rows:
+        """Rows of a table, in an array of their own unless they are a slice of float32 numbers."""
         table = self._tables[name]
-        return to_float32(replace(table, data=table.data[numbers]))
+        rows: Any = table.data[numbers]
+        found = replace(table, data=rows)
+        if isinstance(found, DenseTensor) and found.dtype == "float32":
+            return np.ascontiguousarray(found.data, np.float32)
+        return to_float32(found)
 
     def _layers_and_skips(
         self,
@@ -267,15 +284,17 @@ class NativeGraph(EncoderGraph):
         return np.tanh(rows) if activation == "tanh" else rows
 
     def _normalized(self, name: str, norm: NormSpec | None, rows: Rows) -> Rows:
+        """The rows, normalized where they lie."""
         if norm is None:
             return rows
         weight = self._tower.table(f"{name}.weight")
         if norm.unit_offset:
             weight = weight + 1
-        if norm.kind == "rms":
-            return normalized(rows, norm.eps, weight)
-        bias = self._tower.table(f"{name}.bias") if norm.bias else np.zeros_like(weight)
-        return normalized(rows, norm.eps, weight, bias)
+        bias = None
+        if norm.kind != "rms":
+            bias = self._tower.table(f"{name}.bias") if norm.bias else np.zeros_like(weight)
+        _native.normalize(self.info["isa"], rows, norm.eps, weight, bias)
+        return rows
 
     def _finished(self, work: Generator[None, None, T]) -> T:
         while True:

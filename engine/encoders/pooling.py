@@ -39,7 +39,8 @@ def _weighted(tokens: Floats, weights: Floats) -> Floats:
 
 
 def _mean(tokens: Floats, divisor: float) -> Floats:
-    return _weighted(tokens, np.full(len(tokens), 1 / divisor, np.float32))
+    vector: Floats = np.add.reduce(tokens, axis=0) / np.float32(divisor)  # row by row, in their order
+    return vector
 
 
 def _position_weighted_mean(tokens: Floats, first: int) -> Floats:

@@ -159,15 +159,20 @@ class CpuTower(TowerExecutor):
         positions: NDArray[np.int32] | None = None,
         *,
         seen: NDArray[np.int32] | None = None,
+        in_place: bool = False,
         adapters: NDArray[np.int32] | None = None,
     ) -> Generator[None, None, Rows]:
         """See TowerExecutor. A few rows go through all layers in one piece."""
         native, count, starts = self.native, len(self.spec.layers), np.asarray(segments, np.int32)
         if not count or not 0 < len(rows) <= self._all.rows(self.piece_s) or _num_blocks(starts) > native.num_blocks:
-            return (yield from super().layers(rows, segments, positions, seen=seen, adapters=adapters))
+            return (
+                yield from super().layers(rows, segments, positions, seen=seen, in_place=in_place, adapters=adapters)
+            )
         if self._is_between_turns:
             raise RuntimeError("another layer is under way")
-        out = checked_rows(rows, self.spec.hidden_size).copy()
+        out = checked_rows(rows, self.spec.hidden_size)
+        if not in_place:
+            out = out.copy()
         lengths = check_segments(starts, len(out), self._max_rows)
         check_seen(self.spec, starts, seen)
         check_adapters(starts, adapters)
