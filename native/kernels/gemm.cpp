@@ -11,6 +11,15 @@ namespace {
 
 constexpr int kHalf = kPanel / 2;
 
+template <typename V>
+TW_INLINE V inverted(V a) {
+  if constexpr (requires { reciprocal(a); }) {
+    return reciprocal(a);
+  } else {
+    return div(set1(1.0f), a);
+  }
+}
+
 TW_INLINE F activate(F x, Activation activation) {
   switch (activation) {
     case Activation::kSilu:
@@ -18,7 +27,7 @@ TW_INLINE F activate(F x, Activation activation) {
     case Activation::kGelu: {  // x Phi(x) = max(x, 0) - |x| / 2 * erfc(|x| / sqrt 2)
       const F size = abs(x);
       // Formula 7.1.26 of Abramowitz and Stegun's handbook, which is exact to 1.5e-7.
-      const F t = div(set1(1.0f), fma(size, set1(0.3275911f * 0.70710678f), set1(1.0f)));
+      const F t = inverted(fma(size, set1(0.3275911f * 0.70710678f), set1(1.0f)));
       F p = set1(1.061405429f);
       for (const float coefficient : {-1.453152027f, 1.421413741f, -0.284496736f, 0.254829592f}) p = fma(p, t, set1(coefficient));
       const F erfc = mul(mul(p, t), exp(mul(mul(x, x), set1(-0.5f))));
@@ -47,7 +56,44 @@ TW_INLINE F clipped_swiglu(F gate, F up, float limit) {
   return mul(mul(add(u, set1(1.0f)), g), sigmoid);
 }
 
+// Calls `put` with each vector of a tile's outputs, biases added, and its place in `y`.
+template <typename Put>
+TW_INLINE void put_each(const float* bias, int rows, const float* tile, float* y, size_t stride, Put&& put) {
+  F added[kPanel / kLanes];
+#pragma GCC unroll 8
+  for (int v = 0; v < kPanel / kLanes; ++v) added[v] = bias ? load(bias + v * kLanes) : zero();
+  for (int r = 0; r < rows; ++r, tile += kPanel, y += stride) {
+#pragma GCC unroll 8
+    for (int v = 0; v < kPanel / kLanes; ++v) {
+      const F x = load(tile + v * kLanes);
+      put(y + v * kLanes, bias ? add(x, added[v]) : x);
+    }
+  }
+}
+
+// The most frequent kinds of outputs, in one pass. False for others, whose tile is as it was.
+bool put_tile(const GemmArgs& args, int panel, int row, int rows, const float* tile) {
+  const int column = panel * kPanel;
+  if (args.low_rank || args.scale != 1 || args.softcap != 0 || args.epilogue == Epilogue::kGated) return false;
+  if (args.epilogue != Epilogue::kActivation && args.n - column < kPanel) return false;
+  const float* const bias = args.bias ? args.bias + column : nullptr;
+  float* const y = args.y + row * args.y_stride + column;
+  const auto each = [&](auto&& put) __attribute__((always_inline)) { put_each(bias, rows, tile, y, args.y_stride, put); };
+  if (args.epilogue == Epilogue::kStore) {
+    each([](float* to, F x) __attribute__((always_inline)) { store(to, x); });
+  } else if (args.epilogue == Epilogue::kAdd) {
+    each([](float* to, F x) __attribute__((always_inline)) { store(to, add(load(to), x)); });
+  } else if (args.activation == Activation::kGelu) {
+    each([](float* to, F x) __attribute__((always_inline)) { store(to, activate(x, Activation::kGelu)); });
+  } else {
+    const Activation activation = args.activation;
+    each([=](float* to, F x) __attribute__((always_inline)) { store(to, activate(x, activation)); });
+  }
+  return true;
+}
+
 void finish_tile(const GemmArgs& args, int panel, int row, int rows, float* tile) {
+  if (put_tile(args, panel, row, rows, tile)) return;
   const int column = panel * kPanel;
   if (args.bias) {
     for (int r = 0; r < rows; ++r) {

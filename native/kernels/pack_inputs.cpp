@@ -1,4 +1,6 @@
 // GEMM inputs: rows of float32 activations, normalized, and rounded or quantized as the weights need.
+#include <limits>
+
 #include "kernels/blocks.h"
 #include "kernels/table.h"
 
@@ -42,9 +44,53 @@ TW_INLINE Scale find_scale(const float* x, int count) {
   return {magnitude / 127.0f + hsum(poison), magnitude > 0.0f ? 127.0f / magnitude : 0.0f};
 }
 
-// Quantizes 32 values, the inputs from `begin` on, into row `r` of `n`; returns their sum.
+// The same of several groups.
+struct GroupScales {
+  static constexpr int kMost = 16;
+  float scale[kMost], inverse[kMost];
+};
+
+// Levels that reduce several vectors at once do so with the groups, unless a value is not finite. The bits are the same.
+template <int MOST>
+TW_INLINE void find_scales(const float* x, int groups, GroupScales& out) {
+  if constexpr (requires(const F* each) { hmax_rows<MOST>(each); }) {
+    static_assert(MOST == kLanes);
+    F largest[MOST], poison = zero();
+    for (int g = 0; g < groups; ++g) {
+      largest[g] = zero();
+#pragma GCC unroll 4
+      for (int i = 0; i < kRowGroup; i += kLanes) {
+        const F value = load(x + g * kRowGroup + i);
+        largest[g] = max(abs(value), largest[g]);
+        poison = fma(value, zero(), poison);
+      }
+    }
+    if (hsum(poison) == 0.0f) {
+      for (int g = groups; g < MOST; ++g) largest[g] = zero();
+      const F magnitude = hmax_rows<MOST>(largest), most = set1(127.0f);
+      store(out.scale, div(magnitude, most));
+      store(out.inverse, keep_if(div(most, magnitude), magnitude, set1(std::numeric_limits<float>::denorm_min())));
+      return;
+    }
+  }
+  for (int g = 0; g < groups; ++g) {
+    const Scale s = find_scale(x + g * kRowGroup, kRowGroup);
+    out.scale[g] = s.scale, out.inverse[g] = s.inverse;
+  }
+}
+
+template <int MOST>
+TW_INLINE void store_sums(const I* sums, int groups, int32_t* to) {
+  if constexpr (requires { store_hsums<MOST>(to, sums); }) {
+    store_hsums<MOST>(to, sums);
+  } else {
+    for (int g = 0; g < groups; ++g) to[g] = hsum(sums[g]);
+  }
+}
+
+// Quantizes 32 values, the inputs from `begin` on, into row `r` of `n`; returns the sums of what is in each lane.
 template <int RUN>
-TW_INLINE int quantize_group(const float* x, float inverse, int begin, int r, int n, char* quads) {
+TW_INLINE I quantize_group(const float* x, float inverse, int begin, int r, int n, char* quads) {
   constexpr int kPiece = RUN < kRowGroup ? RUN : kRowGroup;
   int8_t values[kRowGroup];
   I sum = set1_int(0);
@@ -58,7 +104,7 @@ TW_INLINE int quantize_group(const float* x, float inverse, int begin, int r, in
   for (int i = 0; i < kRowGroup; i += kPiece) {
     std::memcpy(quads + place_in_tile(begin + i, r, n, RUN), values + i, kPiece);
   }
-  return hsum(sum);
+  return sum;
 }
 
 // For weights of blocks.h, whose groups have a correction or one for each half.
@@ -101,24 +147,37 @@ void quantize_row(const WeightFormat& format, const float* x, int k, int r, int 
   if (format.kind == WeightKind::kInt8Channel) {
     const Scale s = find_scale(x, groups * kRowGroup);
     char* quads = tile + size_t(n) * kHeadBytes;
-    int sum = 0;
+    I sum = set1_int(0);
     for (int i = 0; i < groups * kRowGroup; i += kRowGroup) {
-      sum += quantize_group<kChannelRun>(x + i, s.inverse, i, r, n, quads);
+      sum = add(sum, quantize_group<kChannelRun>(x + i, s.inverse, i, r, n, quads));
     }
     for (int i = groups * kRowGroup; i < channel_inputs(k); i += kRowGroup) {
       std::memset(quads + place_in_tile(i, r, n, kChannelRun), 0, kRowGroup);
     }
-    const int correction = -offset * sum;
+    const int correction = -offset * hsum(sum);
     put_head(tile, r, n, s.scale, &correction);
     return;
   }
-  for (int g = 0; g < groups; ++g, x += kRowGroup) {
-    const Scale s = find_scale(x, kRowGroup);
-    char* group = tile + size_t(g) * n * (kHeadBytes + kRowGroup);
-    const int sum = quantize_group<kGroupRun>(x, s.inverse, 0, r, n, group + size_t(n) * kHeadBytes);
-    const int correction = -offset * sum;
-    const float shift_sum = s.scale * static_cast<float>(sum);
-    put_head(group, r, n, s.scale, format.zero_points ? static_cast<const void*>(&shift_sum) : &correction);
+  constexpr int kMost = GroupScales::kMost;
+  for (int first = 0; first < groups; first += kMost, x += kMost * kRowGroup) {
+    const int count = groups - first < kMost ? groups - first : kMost;
+    GroupScales scales;
+    find_scales<kMost>(x, count, scales);
+    char* const heads = tile + size_t(first) * n * (kHeadBytes + kRowGroup);
+    I sums[kMost];
+    for (int g = 0; g < count; ++g) {
+      char* group = heads + size_t(g) * n * (kHeadBytes + kRowGroup);
+      sums[g] = quantize_group<kGroupRun>(x + g * kRowGroup, scales.inverse[g], 0, r, n, group + size_t(n) * kHeadBytes);
+    }
+    for (int g = count; g < kMost; ++g) sums[g] = set1_int(0);
+    int32_t totals[kMost];
+    store_sums<kMost>(sums, count, totals);
+    for (int g = 0; g < count; ++g) {
+      char* group = heads + size_t(g) * n * (kHeadBytes + kRowGroup);
+      const int correction = -offset * totals[g];
+      const float shift_sum = scales.scale[g] * static_cast<float>(totals[g]);
+      put_head(group, r, n, scales.scale[g], format.zero_points ? static_cast<const void*>(&shift_sum) : &correction);
+    }
   }
 }
 

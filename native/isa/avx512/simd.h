@@ -46,6 +46,11 @@ TW_INLINE F add(F a, F b) { return {_mm512_add_ps(a.v, b.v)}; }
 TW_INLINE F sub(F a, F b) { return {_mm512_sub_ps(a.v, b.v)}; }
 TW_INLINE F mul(F a, F b) { return {_mm512_mul_ps(a.v, b.v)}; }
 TW_INLINE F div(F a, F b) { return {_mm512_div_ps(a.v, b.v)}; }
+// 1 / a, without a division: within about a unit of the last place.
+TW_INLINE F reciprocal(F a) {
+  const __m512 r = _mm512_rcp14_ps(a.v);
+  return {_mm512_fmadd_ps(r, _mm512_fnmadd_ps(a.v, r, _mm512_set1_ps(1.0f)), r)};
+}
 TW_INLINE F abs(F a) { return {_mm512_abs_ps(a.v)}; }
 TW_INLINE F max(F a, F b) { return {_mm512_max_ps(a.v, b.v)}; }
 TW_INLINE F min(F a, F b) { return {_mm512_min_ps(a.v, b.v)}; }
@@ -195,6 +200,18 @@ TW_INLINE I settled(I a) {
 }
 TW_INLINE I add(I a, I b) { return {_mm512_add_epi32(a.v, b.v)}; }
 TW_INLINE int hsum(I a) { return _mm512_reduce_add_epi32(a.v); }
+// The sums of ROWS vectors, as hsum_rows gives those of floats.
+template <int ROWS>
+  requires(ROWS == 12 || ROWS == 16)
+TW_INLINE void store_hsums(int32_t* to, const I* x) {
+  F rows[ROWS];
+#pragma GCC unroll 16
+  for (int r = 0; r < ROWS; ++r) rows[r] = {_mm512_castsi512_ps(x[r].v)};
+  const F sums = reduce_rows<ROWS>(rows, [](__m512 a, __m512 b) __attribute__((always_inline)) {
+    return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b)));
+  });
+  _mm512_storeu_si512(to, _mm512_castps_si512(sums.v));
+}
 TW_INLINE F to_floats(I a) { return {_mm512_cvtepi32_ps(a.v)}; }
 TW_INLINE F small_to_floats(I a) { return to_floats(a); }
 TW_INLINE I round_to_int(F a) { return {_mm512_cvt_roundps_epi32(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
