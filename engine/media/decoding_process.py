@@ -111,7 +111,7 @@ def _bound_process(max_pixels: int) -> None:
 
 def _decoded(vision: Vision, sent: MediaFiles, settings: DecodeSettings) -> tuple[tuple[NDArray[np.uint8], ...], str]:
     """The tiles, and in JSON the image's width and height, the tiles' shapes, and the layout."""
-    from .pixels import frames_of, pixels_of
+    from .pixels import frames_of, picture_of, pixels_of
 
     try:
         if sent.modality == "video":
@@ -119,9 +119,9 @@ def _decoded(vision: Vision, sent: MediaFiles, settings: DecodeSettings) -> tupl
             height, width = frames.height, frames.width
             tiles, layout = vision.process_video(frames)
         else:
-            pixels = pixels_of(sent.files[0], settings)
-            height, width = pixels.shape[:2]
-            tiles, layout = vision.process(pixels)
+            picture = (picture_of if vision.resizes_first else pixels_of)(sent.files[0], settings)
+            height, width = picture.shape[:2]
+            tiles, layout = vision.process(picture)
     except ValueError as error:
         raise ImageError(str(error)) from error
     for tile in tiles:

@@ -16,6 +16,7 @@ from .errors import ImageError
 from .formats import FORMATS, image_format
 from .frames import Frames, sampled
 from .media import MediaFiles
+from .processing import Picture
 
 _STRIP_PIXELS = 2**17
 _MAX_S = 24 * 3600  # of a video, whose seconds some models count positions by
@@ -32,10 +33,23 @@ def pixels_of(data: bytes, settings: DecodeSettings) -> NDArray[np.uint8]:
     otherwise Pillow has a limit of its own.
     """
     with _readable():
-        image = _opened(data, settings.max_pixels)
-        image.load()
-        _turn_upright(image)
+        return _rgb(_upright(data, settings), settings.background)
+
+
+def picture_of(data: bytes, settings: DecodeSettings) -> NDArray[np.uint8] | Picture:
+    """The same pixels, still in Pillow if it has decoded them as RGB. Raises as `pixels_of` does."""
+    with _readable():
+        image = _upright(data, settings)
+        if image.mode == "RGB" and image.info.get("transparency") is None:
+            return Picture(image)
         return _rgb(image, settings.background)
+
+
+def _upright(data: bytes, settings: DecodeSettings) -> Image.Image:
+    image = _opened(data, settings.max_pixels)
+    image.load()
+    _turn_upright(image)
+    return image
 
 
 def frames_of(sent: MediaFiles, settings: DecodeSettings) -> Frames:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..declaring.record import record
 from ..weights.dtypes import bfloat16_bits
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as PillowImage
 
 Image = NDArray[np.uint8]  # [height, width, 3]
 Floats = NDArray[np.float32]
@@ -21,7 +25,19 @@ _PIECE = 512  # rows at a time
 _PIXELS = 2**14  # at a time
 
 
-def resize(image: Image, height: int, width: int, resample: int) -> Image:
+class Picture:
+    """An image in RGB as Pillow has decoded it. To be resized, its pixels need not be copied out of Pillow and back."""
+
+    def __init__(self, image: PillowImage) -> None:
+        self.image = image
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Height, width and colours, as those of an Image."""
+        return self.image.height, self.image.width, 3
+
+
+def resize(image: Image | Picture, height: int, width: int, resample: int) -> Image:
     """The image in another size. `resample` is one of Pillow's filters, by its number.
 
     Raises ValueError for a size that no settings should lead to.
@@ -29,10 +45,11 @@ def resize(image: Image, height: int, width: int, resample: int) -> Image:
     from PIL import Image as Pillow
 
     _require_pixels(image, height, width)
-    return np.asarray(Pillow.fromarray(image).resize((width, height), Pillow.Resampling(resample)))
+    given = image.image if isinstance(image, Picture) else Pillow.fromarray(image)
+    return np.asarray(given.resize((width, height), Pillow.Resampling(resample)))
 
 
-def _require_pixels(image: Image, height: int, width: int) -> None:
+def _require_pixels(image: Image | Picture, height: int, width: int) -> None:
     if height * width > _MAX_PIXELS:
         raise ValueError(
             f"an image of {image.shape[1]} x {image.shape[0]} pixels becomes one of {width} x {height} for this model, "
@@ -40,7 +57,7 @@ def _require_pixels(image: Image, height: int, width: int) -> None:
         )
 
 
-def require_ratio(image: Image, most: float = MAX_RATIO) -> None:
+def require_ratio(image: Image | Picture, most: float = MAX_RATIO) -> None:
     """Raise ValueError for an image that is much longer than wide, or much wider than long."""
     height, width = image.shape[:2]
     require_sides(height, width, most)

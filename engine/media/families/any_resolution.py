@@ -15,7 +15,7 @@ import numpy as np
 from ...devices.tower import Rows
 from ...models.config import ConfigReader
 from ..media import Media
-from ..processing import Image, Pixels, cut, resize, resized_bilinear
+from ..processing import Image, Picture, Pixels, cut, resize, resized_bilinear
 from ..vision import Expansion, Vision
 from .settings import BICUBIC, ProcessorSettings, require_patches, side, square
 from .tile_tower import TileTower
@@ -45,6 +45,7 @@ class AnyResolutionVision(Vision):
 
     placeholder = "<image>"
     slot = "<image>"
+    resizes_first = True
 
     def __init__(
         self,
@@ -94,7 +95,7 @@ class AnyResolutionVision(Vision):
             raise config.error("image_grid_pinpoints", f"a list of heights and widths, multiples of {self._side}")
         return tuple((size[0], size[1]) for size in value)
 
-    def process(self, image: Image) -> tuple[tuple[Image, ...], Hashable]:
+    def process(self, image: Image | Picture) -> tuple[tuple[Image, ...], Hashable]:
         height, width = image.shape[:2]
         full_height, full_width = self._best(height, width)
         wide, high = full_width / width, full_height / height

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...models.config import ConfigReader
 from ...models.text_part import text_part, two_way
-from ..processing import Image, resize
+from ..processing import Image, Picture, resize
 from ..vision import Expansion, Vision
 from .settings import BICUBIC, ProcessorSettings, part_of, require_patches, square
 
@@ -26,6 +26,7 @@ class Gemma4Images(Vision):
     placeholder = "<|image|>"
     slot = "<|image|>"
     request_fields = frozenset({"max_soft_tokens"})
+    resizes_first = True
 
     def __init__(self, architecture: str, config: Mapping[str, Any], processor: Mapping[str, Any]) -> None:
         self.tower_config, self.processor = part_of(config, "vision_config"), ProcessorSettings(processor)
@@ -53,7 +54,7 @@ class Gemma4Images(Vision):
             raise ValueError(f"the model's images have at most {', '.join(map(str, _BUDGETS))} tokens, and none fits")
         return {"max_soft_tokens": min(fitting, key=lambda budget: abs(budget - self.most_tokens))}
 
-    def process(self, image: Image) -> tuple[tuple[Image, ...], Hashable]:
+    def process(self, image: Image | Picture) -> tuple[tuple[Image, ...], Hashable]:
         rows, columns = self._blocks(*image.shape[:2])
         side = self.patch * self.merge
         return (resize(image, rows * side, columns * side, self._resample),), (rows, columns)

@@ -11,7 +11,18 @@ from ...devices.tower import Rows, TowerExecutor
 from ...models.module_tensors import in_places, module_tensors, norm_tables
 from ...models.spec import NormSpec, ProjectionSpec, TowerSpec, tower_shapes
 from ..media import Media
-from ..processing import Floats, Image, Patches, arrangements, cut, gelu, joined_blocks, nearest_arrangement, resize
+from ..processing import (
+    Floats,
+    Image,
+    Patches,
+    Picture,
+    arrangements,
+    cut,
+    gelu,
+    joined_blocks,
+    nearest_arrangement,
+    resize,
+)
 from ..vision import Expansion, Vision
 from .qwen_vl import grid_of, require_indices
 from .settings import (
@@ -48,6 +59,7 @@ class GraniteDoclingVision(Vision):
 
     placeholder = "<image>"
     slot = "<image>"
+    resizes_first = True
 
     def __init__(self, architecture: str, config: Mapping[str, Any], processor: Mapping[str, Any]) -> None:
         tower, settings = part_of(config, "vision_config"), ProcessorSettings(processor)
@@ -128,7 +140,7 @@ class GraniteDoclingVision(Vision):
             *(self._dense, self._scale_below, self._ratio_above, self._ratio_to),
         )
 
-    def process(self, image: Image) -> tuple[tuple[Image, ...], Hashable]:
+    def process(self, image: Image | Picture) -> tuple[tuple[Image, ...], Hashable]:
         whole = (resize(image, self._tile, self._tile, self._resample),)
         columns, rows = self._columns_and_rows(image.shape[0], image.shape[1])
         if rows == columns == 1:

@@ -14,7 +14,7 @@ from ...models.config import ConfigReader
 from ...models.module_tensors import in_places, module_tensors, norm_tables
 from ...models.spec import NormSpec, ProjectionSpec, TowerSpec, tower_shapes
 from ..media import Media
-from ..processing import Image, Patches, cut, joined_blocks, nearest, resize
+from ..processing import Image, Patches, Picture, cut, joined_blocks, nearest, resize
 from ..vision import Expansion, Vision
 from .settings import HALF, LANCZOS, ProcessorSettings, decoder_size, part_of, require_patches, square
 from .towers import MODULES, conv, embedded, even_segments, plain_layer, table_normalized
@@ -37,6 +37,7 @@ class Idefics3Vision(Vision):
     placeholder = "<image>"
     slot = "<image>"
     request_fields = frozenset({"size", "do_image_splitting"})
+    resizes_first = True
 
     def __init__(self, architecture: str, config: Mapping[str, Any], processor: Mapping[str, Any]) -> None:
         settings, tower = ProcessorSettings(processor), part_of(config, "vision_config")
@@ -83,7 +84,7 @@ class Idefics3Vision(Vision):
         self.tensors = in_places(tensors, ("model.", ""))
         self.settings = ("idefics3", self._edge, self._tile, self._split, self._resample, self._patches.pixels)
 
-    def process(self, image: Image) -> tuple[tuple[Image, ...], Hashable]:
+    def process(self, image: Image | Picture) -> tuple[tuple[Image, ...], Hashable]:
         if not self._split:
             image = resize(image, *self._longest(*image.shape[:2]), self._resample)
             return (resize(image, self._tile, self._tile, self._resample),), (0, 0)

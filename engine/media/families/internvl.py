@@ -10,7 +10,7 @@ from ...models.config import ConfigReader
 from ...models.spec import AttentionSpec, MlpSpec, NormSpec, ProjectionSpec, ResidualBlockSpec, TowerSpec
 from ...models.tensor_ref import TensorRef
 from ..media import Media
-from ..processing import Image, Patches, arrangements, cut, joined_blocks, nearest_arrangement, resize
+from ..processing import Image, Patches, Picture, arrangements, cut, joined_blocks, nearest_arrangement, resize
 from ..vision import Expansion, Vision
 from .llava_parts import PROJECTOR, tensors_of
 from .settings import (
@@ -43,6 +43,7 @@ class TiledVision(Vision):
     """
 
     request_fields = frozenset({"min_patches", "max_patches"})
+    resizes_first = True
 
     def __init__(
         self, settings: ProcessorSettings, side: int, patch: int, merge: int, *, default_side: int = 384
@@ -59,7 +60,7 @@ class TiledVision(Vision):
         self._patches = Patches(settings.pixels(CLIP_MEAN, CLIP_STD), patch)
         self.settings = ("internvl", side, self._least, self._most, self._resample, self._patches.pixels)
 
-    def process(self, image: Image) -> tuple[tuple[Image, ...], Hashable]:
+    def process(self, image: Image | Picture) -> tuple[tuple[Image, ...], Hashable]:
         whole = (resize(image, self._side, self._side, self._resample),)
         if self._most == 1:
             return whole, 1

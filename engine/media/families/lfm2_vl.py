@@ -16,7 +16,17 @@ from ...models.config import ConfigReader
 from ...models.module_tensors import norm_tables
 from ...models.spec import NormSpec, ProjectionSpec, TowerSpec
 from ..media import Media
-from ..processing import Image, Patches, antialiased, arrangements, cut, joined_blocks, nearest_arrangement, resize
+from ..processing import (
+    Image,
+    Patches,
+    Picture,
+    antialiased,
+    arrangements,
+    cut,
+    joined_blocks,
+    nearest_arrangement,
+    resize,
+)
 from ..vision import Expansion, Vision
 from .llava_parts import PROJECTOR, tensors_of
 from .settings import (
@@ -57,6 +67,7 @@ class Lfm2Vision(Vision):
     placeholder = "<image>"
     slot = "<image>"
     request_fields = frozenset({"min_image_tokens", "max_image_tokens", "min_tiles", "max_tiles", "do_image_splitting"})
+    resizes_first = True
 
     def __init__(self, architecture: str, config: Mapping[str, Any], processor: Mapping[str, Any]) -> None:
         tower, settings, whole = part_of(config, "vision_config"), ProcessorSettings(processor), ConfigReader(config)
@@ -123,7 +134,7 @@ class Lfm2Vision(Vision):
         most = max(self._most, least or 0) if most is None else most
         return {"min_image_tokens": min(self._least, most) if least is None else least, "max_image_tokens": most}
 
-    def process(self, image: Image) -> tuple[tuple[Image, ...], Hashable]:
+    def process(self, image: Image | Picture) -> tuple[tuple[Image, ...], Hashable]:
         height, width = image.shape[:2]
         size = self._size(height, width)
         whole = size[0] // self._block, size[1] // self._block

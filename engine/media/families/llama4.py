@@ -16,7 +16,7 @@ from ...devices.tower import Rows, TowerExecutor
 from ...models.module_tensors import in_places, module_tensors, norm_tables
 from ...models.spec import AttentionSpec, MlpSpec, NormSpec, ProjectionSpec, ResidualBlockSpec, TowerSpec, tower_shapes
 from ..media import Media
-from ..processing import Image, Patches, arrangements, block_places, cut, joined_blocks, padded_behind, resize
+from ..processing import Image, Patches, Picture, arrangements, block_places, cut, joined_blocks, padded_behind, resize
 from ..vision import Expansion, Vision
 from .settings import (
     BILINEAR,
@@ -49,6 +49,7 @@ class Llama4Vision(Vision):
     placeholder = "<|image|>"
     slot = "<|patch|>"
     request_fields = frozenset({"max_patches", "resize_to_max_canvas"})
+    resizes_first = True
 
     def __init__(self, architecture: str, config: Mapping[str, Any], processor: Mapping[str, Any]) -> None:
         tower, settings = part_of(config, "vision_config"), ProcessorSettings(processor)
@@ -121,7 +122,7 @@ class Llama4Vision(Vision):
         self.tensors = in_places(tensors, ("", "model."))
         self.settings = ("llama4", self._side, most, self._fills, self._resample, self._patches.pixels)
 
-    def process(self, image: Image) -> tuple[tuple[Image, ...], Hashable]:
+    def process(self, image: Image | Picture) -> tuple[tuple[Image, ...], Hashable]:
         height, width = image.shape[:2]
         rows, columns = self._canvas(height, width)
         size = self._undistorted(height, width, rows, columns)

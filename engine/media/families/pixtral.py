@@ -14,7 +14,7 @@ from ...models.module_tensors import norm_tables
 from ...models.spec import AttentionSpec, MlpSpec, NormSpec, ProjectionSpec, ResidualBlockSpec, TowerSpec
 from ...models.text_part import text_part
 from ..media import Media
-from ..processing import Image, Patches, block_places, joined_blocks, resize
+from ..processing import Image, Patches, Picture, block_places, joined_blocks, resize
 from ..vision import Expansion, Vision
 from .llava_parts import PROJECTOR, feature_layers, projector, tensors_of
 from .settings import (
@@ -49,6 +49,7 @@ class PixtralVision(Vision):
     placeholder = "[IMG]"
     slot = "[IMG]"
     request_fields = frozenset({"size"})
+    resizes_first = True
 
     def __init__(self, architecture: str, config: Mapping[str, Any], processor: Mapping[str, Any]) -> None:
         tower, settings, whole = part_of(config, "vision_config"), ProcessorSettings(processor), ConfigReader(config)
@@ -98,7 +99,7 @@ class PixtralVision(Vision):
         self.tensors = tensors_of(self.spec, names, "transformer.layers.", ("",), of_projector)
         self.settings = ("pixtral", self._edge, self._block, self._resample, self._patches.pixels)
 
-    def process(self, image: Image) -> tuple[tuple[Image, ...], Hashable]:
+    def process(self, image: Image | Picture) -> tuple[tuple[Image, ...], Hashable]:
         height, width = image.shape[:2]
         ratio = max(height / self._edge, width / self._edge)
         if ratio > 1:

@@ -19,7 +19,7 @@ from ...models.spec import NormSpec, ProjectionSpec, tower_shapes
 from ...models.tensor_ref import TensorRef
 from ..frames import Frames
 from ..media import Media
-from ..processing import MAX_PATCHES, Image, Patches, block_places, require_ratio, require_sides, resize
+from ..processing import MAX_PATCHES, Image, Patches, Picture, block_places, require_ratio, require_sides, resize
 from ..request_settings import VIDEO
 from ..vision import Expansion, Vision
 from .settings import (
@@ -84,6 +84,7 @@ class QwenVision(Vision):
     request_fields = frozenset({"min_pixels", "max_pixels", "size"})
     video_pixels = Bounds(128 * 28**2, 768 * 28**2)
     steps_apart = False
+    resizes_first = True
 
     def __init__(
         self,
@@ -153,7 +154,7 @@ class QwenVision(Vision):
             bounds["shortest_edge"] = min(bounds["shortest_edge"], most * pixels)
         return {"size": bounds}
 
-    def process(self, image: Image) -> tuple[tuple[Image, ...], Hashable]:
+    def process(self, image: Image | Picture) -> tuple[tuple[Image, ...], Hashable]:
         require_ratio(image)
         height, width = self.size_of(*image.shape[:2])
         tile = resize(image, height, width, self.resample)

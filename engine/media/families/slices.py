@@ -6,7 +6,7 @@ import math
 from collections.abc import Hashable
 from typing import NamedTuple
 
-from ..processing import MAX_PATCHES, Image, Patches, Pixels, cut, require_ratio, resize
+from ..processing import MAX_PATCHES, Image, Patches, Picture, Pixels, cut, require_ratio, resize
 from ..vision import Expansion, Vision
 from .settings import BICUBIC, ProcessorSettings, require_patches, rows_of_blocks, side
 
@@ -30,6 +30,8 @@ class SlicedVision(Vision):
     The sides of either are whole blocks of `merge` x `merge` patches.
     """
 
+    resizes_first = True
+
     def __init__(self, settings: ProcessorSettings, pixels: Pixels, patch: int, merge: int, *, numbers: bool) -> None:
         if settings.integer("patch_size", 14) != patch:
             raise settings.error("patch_size", f"{patch}, as the vision_config of config.json has it")
@@ -46,7 +48,7 @@ class SlicedVision(Vision):
         self.numbering = "<image_id>{}</image_id>" if settings.flag("use_image_id", numbers) else ""
         self.settings = ("slices", self._block, self._slice, self._most, merge, self._resample, pixels)
 
-    def process(self, image: Image) -> tuple[tuple[Image, ...], Hashable]:
+    def process(self, image: Image | Picture) -> tuple[tuple[Image, ...], Hashable]:
         require_ratio(image)
         height, width = image.shape[:2]
         rows, columns = self._slicing(height, width)

@@ -17,6 +17,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import torch
+from PIL import Image
 from plain_tower import PlainTower, run, tower_weights
 from vision_zoo import (
     CASES,
@@ -41,6 +42,7 @@ from tidewheel.engine.media.placeholders import expand, spread
 from tidewheel.engine.media.processing import (
     MAX_PATCHES,
     Patches,
+    Picture,
     block_places,
     centre_crop,
     gelu,
@@ -57,6 +59,18 @@ from tidewheel.engine.models.text_part import WRAPPERS
 IN_TRANSFORMERS = [name for name, case in CASES.items() if case.published is None]
 NARROW = ("granite4-vision", "mistral3", "pixtral", "llava-next", "llava-onevision", "granite-vision", "lfm2-vl")
 NARROW += ("minicpm-v2.5", "minicpm-v2.6", "minicpm-v4.6", "minicpm-v4.7", "phi3-vision")
+RESIZING = (
+    "gemma3",
+    "gemma4",
+    "granite-docling",
+    "internvl",
+    "lfm2-vl",
+    "llama4",
+    "llava-next",
+    "minicpm-v4.6",
+    "pixtral",
+)
+RESIZING += ("qwen2.5-vl", "smolvlm")
 _GRANITE = {"model_type": "granite", "hidden_size": 32}
 GRIDS = ("qwen", "glm", "paddle")  # whose images have rows and columns in the decoder
 SIZES = ((1, 1), (3, 9), (32, 32), (33, 31), (64, 64), (97, 61), (100, 300), (31, 200), (7, 8), (512, 100), (90, 91))
@@ -130,6 +144,16 @@ def test_pixels_are_those_of_transformers(name: str) -> None:
             ours = np.stack([patches.pixels.of(tile).transpose(2, 0, 1) for tile in tiles])
         assert ours.shape == expected.shape, title
         assert np.abs(ours - expected).max() <= 1e-5, title
+
+
+@pytest.mark.parametrize("name", RESIZING)
+def test_an_image_that_is_still_in_pillow_becomes_the_same(name: str) -> None:
+    vision = seen_by(name)
+    assert vision.resizes_first
+    for _, image in images_of(name):
+        (tiles, layout), (wanted, wanted_layout) = map(vision.process, (Picture(Image.fromarray(image)), image))
+        assert layout == wanted_layout
+        assert [tile.tobytes() for tile in tiles] == [tile.tobytes() for tile in wanted]
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -19,7 +19,8 @@ from transformers.image_utils import load_image  # noqa: E402
 
 from tidewheel.engine.media.decode_settings import DecodeSettings  # noqa: E402
 from tidewheel.engine.media.errors import ImageError  # noqa: E402
-from tidewheel.engine.media.pixels import import_decoders, pixels_of  # noqa: E402
+from tidewheel.engine.media.pixels import import_decoders, picture_of, pixels_of  # noqa: E402
+from tidewheel.engine.media.processing import Picture  # noqa: E402
 
 MAX_PIXELS = 2**20
 SETTINGS = DecodeSettings(MAX_PIXELS)
@@ -101,6 +102,15 @@ def test_photos_are_turned_upright(name: str, orientation: int) -> None:
     pixels = pixels_of(data, SETTINGS)
     assert pixels.shape == ((37, 23, 3) if orientation > 4 else (23, 37, 3))
     np.testing.assert_array_equal(pixels, np.asarray(load_image(Image.open(io.BytesIO(data)))))
+
+
+@pytest.mark.parametrize("kind", [*OPAQUE, *TRANSPARENT])
+def test_an_image_that_is_still_in_pillow_has_the_same_pixels(kind: str) -> None:
+    data = (OPAQUE | TRANSPARENT)[kind]
+    picture, pixels = picture_of(data, SETTINGS), pixels_of(data, SETTINGS)
+    assert picture.shape == pixels.shape
+    assert not (isinstance(picture, Picture) and kind in TRANSPARENT)
+    np.testing.assert_array_equal(np.asarray(picture.image if isinstance(picture, Picture) else picture), pixels)
 
 
 def test_damaged_notes_of_a_camera_do_not_count() -> None:
