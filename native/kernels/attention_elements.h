@@ -189,39 +189,43 @@ class ElementProducts : public ElementReader<T> {
     }
     const size_t step_stride = size_t(SPREAD ? kSpreadValues : values_) * kStep;
     const Q* w = weights(row);
+    const auto values = [&](int t) {
+      return SPREAD ? spread_ + t * kSpreadValues + (d - columns_.begin) * kStep : head(t / kBlockTokens).v_element(0, d);
+    };
     for (int t = 0; t < tokens; t += kBlockTokens) {
-      const int block = t / kBlockTokens;
-      const T* v = SPREAD ? spread_ + t * kSpreadValues + (d - columns_.begin) * kStep : head(block).v_element(0, d);
+      const T* v = values(t);
       const int steps = std::min(tokens - t, kBlockTokens) / kStep;
       Columns<T, VECTORS> columns;
       columns.line_pairs = line_pairs();
 #pragma GCC unroll 4
       for (int i = 0; i < VECTORS; ++i) {
         columns.start[i] = v + i * kLanes * kStep;
-        columns.ahead[i] = SPREAD || row ? 0 : ahead(block);
+        columns.ahead[i] = SPREAD || row ? 0 : ahead(t / kBlockTokens);
       }
       contract<T, ROWS, VECTORS>(w + t, kAttentionTile, kStep, columns, step_stride, steps, acc);
-      if constexpr (kStep == 2) {
-        if (tokens - t < kBlockTokens && tokens % 2) {
-          last_half_pair<ROWS, VECTORS>(w + t + 2 * steps, v + steps * step_stride, acc);
-        }
-      }
     }
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; ++r) {
 #pragma GCC unroll 4
       for (int v = 0; v < VECTORS; ++v) store(sums + r * stride + v * kLanes, acc[r][v]);
     }
+    if constexpr (kStep == 2) {
+      if (const int last = tokens - 1, begin = last / kBlockTokens * kBlockTokens; tokens % 2) {
+        last_half_pair<ROWS, VECTORS>(w + last, values(begin) + (last - begin) / kStep * step_stride, sums, stride);
+      }
+    }
   }
 
-  // The slot after the last token may hold anything, even NaN, from earlier use of the block.
+  // The slot after the last token may hold anything, even NaN, from earlier use of the block. This is a function of its
+  // own, so that the loop before it need not share its registers.
   template <int ROWS, int VECTORS>
-  static void last_half_pair(const Q* p, const T* v, F (&acc)[ROWS][VECTORS]) {
-#pragma GCC unroll 4
+  [[gnu::noinline]] static void last_half_pair(const Q* p, const T* v, float* sums, size_t stride) {
     for (int i = 0; i < VECTORS; ++i) {
       const auto pairs = drop_odd(Cached<T>::load_step(v + i * kLanes * kStep));
-#pragma GCC unroll 16
-      for (int r = 0; r < ROWS; ++r) acc[r][i] = Cached<T>::dot(acc[r][i], pairs, p + r * kAttentionTile);
+      for (int r = 0; r < ROWS; ++r) {
+        float* const sum = sums + r * stride + i * kLanes;
+        store(sum, Cached<T>::dot(load(sum), pairs, p + r * kAttentionTile));
+      }
     }
   }
 

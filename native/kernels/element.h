@@ -51,6 +51,18 @@ TW_INLINE void add_products(F (&acc)[ROWS][VECTORS], At&& at, const Activation* 
   if constexpr (E::kStep == 2 && kLoadsHalves<T>) {
     add_products<HalfElements<T, false>>(acc, at, x, stride);
     add_products<HalfElements<T, true>>(acc, at, x + 1, stride);
+  } else if constexpr (E::kStep == 1 && VECTORS == 4 && requires(typename E::Vector w) { fma_in_order(w, w, w); }) {
+    // Such a level has no registers for four vectors beside twelve sums.
+#pragma GCC unroll 2
+    for (int v = 0; v < VECTORS; v += 2) {
+      const typename E::Vector left = E::load_step(at(v)), right = E::load_step(at(v + 1));
+#pragma GCC unroll 4
+      for (int r = 0; r < ROWS; ++r) {
+        const typename E::Vector by = set1_in_order(x + r * stride);
+        acc[r][v] = fma_in_order(left, by, acc[r][v]);
+        acc[r][v + 1] = fma_in_order(right, by, acc[r][v + 1]);
+      }
+    }
   } else {
     typename E::Vector w[VECTORS];
 #pragma GCC unroll 8

@@ -104,6 +104,17 @@ TW_INLINE F fma_in_place(F a, F b, F c) {
   return c;
 }
 TW_INLINE F dot_single(F acc, F b, const float* a) { return fma_in_place(b, set1(*a), acc); }
+// The same and set1 where the compiler may not move them, for loops that need every register: otherwise it reads the next
+// step's operands too early, and sums go through memory.
+TW_INLINE F fma_in_order(F a, F b, F c) {
+  asm volatile("vfmadd231ps %2, %1, %0" : "+x"(c.v) : "x"(a.v), "x"(b.v));
+  return c;
+}
+TW_INLINE F set1_in_order(const float* x) {
+  F a;
+  asm volatile("vbroadcastss %1, %0" : "=x"(a.v) : "m"(*x));
+  return a;
+}
 using BF16Activation = float;
 struct Pairs {
   F even, odd;
