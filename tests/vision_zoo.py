@@ -59,6 +59,7 @@ _QWEN3_5 = {
     "linear_key_head_dim": 8,
     "linear_value_head_dim": 8,
 }
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 _DEEPSEEK = {
     **_TEXT,
     "model_type": "deepseek_v3",
@@ -206,6 +207,33 @@ def _qwen(
         {"image_token": "<|image_pad|>"},
         _QWEN_TOKENS,
         "see <|vision_start|><|image_pad|><|vision_end|> and",
+        {"image_token_id": 301},
+    )
+
+
+def _glm(name: str, text: Mapping[str, Any]) -> VisionCase:
+    return VisionCase(
+        f"{name}ForConditionalGeneration",
+        f"{name}Config",
+        {
+            **_QWEN,
+            "hidden_size": 32,
+            "out_hidden_size": 32,
+            "intermediate_size": 48,
+            "image_size": 20,
+            "attention_bias": True,
+        },
+        {
+            **_TEXT,
+            "rope_parameters": {**_SECTIONS, "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5},
+            **text,
+        },
+        "Glm4vImageProcessorPil",
+        {**_QWEN_PIXELS, "size": {"shortest_edge": 16 * 16, "longest_edge": 96 * 40}},
+        "Glm4vProcessor",
+        {"image_token": "<|image|>"},
+        ("<|begin_of_image|>", "<|image|>", "<|end_of_image|>", "<|begin_of_video|>", "<|video|>", "<|end_of_video|>"),
+        "see <|begin_of_image|><|image|><|end_of_image|> and",
         {"image_token_id": 301},
     )
 
@@ -711,30 +739,29 @@ CASES: dict[str, VisionCase] = {
         _QWEN3,
         _QWEN3_5,
     ),
-    "glm4.1v": VisionCase(
-        "Glm4vForConditionalGeneration",
-        "Glm4vConfig",
-        {
-            **_QWEN,
-            "hidden_size": 32,
-            "out_hidden_size": 32,
-            "intermediate_size": 48,
-            "image_size": 20,
-            "attention_bias": True,
-        },
-        {
-            **_TEXT,
-            "model_type": "glm4v_text",
-            "rope_parameters": {**_SECTIONS, "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5},
-        },
-        "Glm4vImageProcessorPil",
-        {**_QWEN_PIXELS, "size": {"shortest_edge": 16 * 16, "longest_edge": 96 * 40}},
-        "Glm4vProcessor",
-        {"image_token": "<|image|>"},
-        ("<|begin_of_image|>", "<|image|>", "<|end_of_image|>", "<|begin_of_video|>", "<|video|>", "<|end_of_video|>"),
-        "see <|begin_of_image|><|image|><|end_of_image|> and",
-        {"image_token_id": 301},
+    "qwen3-vl-moe": _qwen(
+        "Qwen3VLMoe",
+        {**_QWEN3, "deepstack_visual_indexes": [0, 1]},
+        {"model_type": "qwen3_vl_moe_text", "rope_parameters": _SECTIONS, **_EXPERTS},
+        {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]},
     ),
+    "qwen3.5-moe": _qwen(
+        "Qwen3_5Moe",
+        _QWEN3,
+        {**_QWEN3_5, "model_type": "qwen3_5_moe_text", "shared_expert_intermediate_size": 24, **_EXPERTS},
+    ),
+    "glm4.1v": _glm("Glm4v", {"model_type": "glm4v_text"}),
+    "glm4.5v": _glm(
+        "Glm4vMoe",
+        {
+            "model_type": "glm4v_moe_text",
+            "n_routed_experts": 4,
+            "n_shared_experts": 1,
+            "first_k_dense_replace": 1,
+            **_EXPERTS,
+        },
+    ),
+    "glm4.6v": _glm("Glm46V", {"model_type": "glm4v_text"}),
     "lfm2-vl": VisionCase(
         "Lfm2VlForConditionalGeneration",
         "Lfm2VlConfig",

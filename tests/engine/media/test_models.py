@@ -60,7 +60,7 @@ def model(name: str) -> Model:
         fields["video_token_id"] = tokenizer.token_to_id("<|video_pad|>")
     case = case._replace(text=text, others={**case.others, **fields})
     folder = Path(_folders.name) / name
-    if name in ("qwen3.5", "minicpm-v4.7"):
+    if name in ("qwen3.5", "qwen3.5-moe", "minicpm-v4.7"):
         rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}
         text["rope_parameters"] = {**rope, "mrope_section": [3, 3, 2], "mrope_interleaved": True}
     made = vision_model(case, folder)
