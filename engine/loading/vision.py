@@ -161,11 +161,12 @@ def _processor(tower: TowerSource, config: Mapping[str, Any], fields: Mapping[st
     from ..media.request_settings import fault, idle_fields, overridden
 
     processor = tower.processor()
-    if not fields or vision_of(config, processor) is None:
+    if not fields:
         return processor
     try:
         idle = idle_fields(processor, fields, lambda settings: vision_of(config, settings))
     except ModelError as error:
+        vision_of(config, processor)  # raises ModelError if the model's own settings are no better
         raise OptionError(f"--mm-processor-kwargs: {fault(error)}") from error
     if idle:
         logger.warning(

@@ -8,15 +8,16 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ..errors import InvalidRequestError, ModelError
-from .families.settings import OWNER
 from .vision import Vision
+
+SETTINGS_FILE = "preprocessor_config.json"
+"""The name by which errors of settings begin."""
+VIDEO = "video_processor"
+"""The field of a processor's settings that has those for videos."""
 
 _MOST_KEPT = 32
 _MOST_SIDES = 8  # of a size
-
 _PIXELS = ("min_pixels", "max_pixels")
-VIDEO = "video_processor"
-"""The field of a processor's settings that has those for videos."""
 
 
 def overridden(processor: Mapping[str, Any], fields: Mapping[str, Any], *, videos: bool = True) -> dict[str, Any]:
@@ -40,12 +41,11 @@ def idle_fields(
 ) -> list[str]:
     """Those of the `fields` that the vision does not read which `make` makes of the processor's settings with them.
 
-    They are none for a family that copies all settings.
+    They are none for a family that copies all settings, and without a vision. Raises ModelError as `make` does.
     """
     names: set[str] = set()
     vision = make(_Watched(overridden(processor, fields), names))
-    known = names if vision is None else names | vision.request_fields
-    return [name for name in fields if name not in known]
+    return [] if vision is None else [name for name in fields if name not in names | vision.request_fields]
 
 
 class _Watched(Mapping[str, Any]):
@@ -69,7 +69,7 @@ class _Watched(Mapping[str, Any]):
 
 def fault(error: ModelError) -> str:
     """What is wrong with settings that do not come from the model's own file."""
-    return str(error).removeprefix(f"{OWNER}: ")
+    return str(error).removeprefix(f"{SETTINGS_FILE}: ")
 
 
 def _is_setting(value: object) -> bool:

@@ -12,6 +12,7 @@ from ...models.families.parts import MAX_HEAD_DIM
 from ...models.text_models import TEXT_MODELS
 from ...models.text_part import text_part
 from ..processing import MAX_PATCHES, Pixels
+from ..request_settings import SETTINGS_FILE
 
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -20,14 +21,13 @@ LANCZOS, BILINEAR, BICUBIC = 1, 2, 3
 
 _MAX_SIDE = 2**14  # pixels, of an image as a tower takes it
 _MAX_ENTRIES = 2**10  # along a side of a table of positions
-OWNER = "preprocessor_config.json"
 
 
 class ProcessorSettings(ConfigReader):
     """The settings of an image processor: preprocessor_config.json, or a part of processor_config.json."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
-        super().__init__(values, OWNER)
+        super().__init__(values, SETTINGS_FILE)
         self.refuse("do_resize", True)
         self.refuse("do_rescale", True)
 
@@ -67,7 +67,7 @@ class ProcessorSettings(ConfigReader):
             value = {"shortest_edge": value}
         if not isinstance(value, Mapping | None):
             raise self.error(name, "an object")
-        return ConfigReader(value or {}, f"{OWNER}: {name}")
+        return ConfigReader(value or {}, f"{SETTINGS_FILE}: {name}")
 
     def only_part(self, name: str, field: str, default: int) -> int:
         """The one field of an object in the settings, a number of pixels along a side."""
@@ -164,7 +164,8 @@ def require_patches(patches: int, of_what: str) -> None:
     """Raise ModelError for settings that lead to images of too many patches."""
     if patches > MAX_PATCHES:
         raise ModelError(
-            f"{OWNER}: {of_what} may be cut into {patches} patches, which is more than {MAX_PATCHES}: make it smaller"
+            f"{SETTINGS_FILE}: {of_what} may be cut into {patches} patches, which is more than {MAX_PATCHES}: make it "
+            "smaller"
         )
 
 
