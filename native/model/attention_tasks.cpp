@@ -18,7 +18,7 @@ constexpr int kUnlimited = std::numeric_limits<int>::max();
 
 AttentionTasks::AttentionTasks(std::span<const Heads> layers, std::span<const std::vector<int>> windows, int max_tokens,
                                int max_sequences, const Ownership& ownership)
-    : partials_(kPartialBytesPerWorker * ownership.workers()) {
+    : partials_(std::make_shared<Arena>(kPartialBytesPerWorker * ownership.workers())) {
   int group = 1, kv_heads = 1;
   for (const Heads& heads : layers) {
     group = std::max(group, heads.group());
@@ -44,19 +44,48 @@ AttentionTasks::AttentionTasks(std::span<const Heads> layers, std::span<const st
 void AttentionTasks::build(std::span<const int32_t> query_start, std::span<const int32_t> context_len,
                            std::span<const BlockTables> block_tables, std::span<const int32_t> visible_until,
                            bool with_prefixes) {
+  clear();
+  for (size_t s = 0; s < context_len.size(); ++s) {
+    add_tasks(static_cast<int>(s), query_start[s], query_start[s + 1], query_start[s], query_start, context_len, visible_until);
+  }
+  divide(query_start, block_tables, with_prefixes, true);
+}
+
+void AttentionTasks::build_some(std::span<const int32_t> tokens, std::span<const int32_t> query_start,
+                                std::span<const int32_t> context_len, std::span<const BlockTables> block_tables,
+                                std::span<const int32_t> visible_until) {
+  clear();
+  int sequence = 0;
+  for (size_t row = 0; row < tokens.size();) {
+    const int begin = tokens[row];
+    while (query_start[sequence + 1] <= begin) ++sequence;
+    int end = begin + 1;
+    while (row + (end - begin) < tokens.size() && tokens[row + (end - begin)] == end && end < query_start[sequence + 1]) ++end;
+    add_tasks(sequence, begin, end, static_cast<int>(row), query_start, context_len, visible_until);
+    row += end - begin;
+  }
+  divide(query_start, block_tables, true, false);
+}
+
+void AttentionTasks::clear() {
   tasks_.clear();
   units_.clear();
   split_.clear();
   shared_.clear();
-  const auto cost = [&](const AttentionTask& task) { return int64_t{task.num_tokens} * (task.context - in_prefix(task)); };
-  for (size_t s = 0; s < context_len.size(); ++s) {
-    const int end = query_start[s + 1];
-    for (int t = query_start[s]; t < end; t += tokens_per_task_) {
-      const int next = std::min(t + tokens_per_task_, end);
-      const int context = visible_until.empty() ? context_len[s] - (end - next) : visible_until[next - 1];
-      tasks_.push_back({count(), static_cast<int>(s), t, next - t, context});
-    }
+}
+
+void AttentionTasks::add_tasks(int sequence, int begin, int end, int row, std::span<const int32_t> query_start,
+                               std::span<const int32_t> context_len, std::span<const int32_t> visible_until) {
+  for (int t = begin; t < end; t += tokens_per_task_) {
+    const int next = std::min(t + tokens_per_task_, end);
+    const int context = visible_until.empty() ? context_len[sequence] - (query_start[sequence + 1] - next) : visible_until[next - 1];
+    tasks_.push_back({count(), sequence, t, next - t, row + t - begin, context});
   }
+}
+
+void AttentionTasks::divide(std::span<const int32_t> query_start, std::span<const BlockTables> block_tables,
+                            bool with_prefixes, bool some_alone) {
+  const auto cost = [&](const AttentionTask& task) { return int64_t{task.num_tokens} * (task.context - in_prefix(task)); };
   find_prefixes(query_start, block_tables, with_prefixes);
   int64_t total = 0;
   for (const AttentionTask& task : tasks_) total += cost(task);
@@ -67,7 +96,7 @@ void AttentionTasks::build(std::span<const int32_t> query_start, std::span<const
     const int64_t floats = static_cast<int64_t>(floats_per_token_) * task.num_tokens * splits;
     const bool holds_up = cost(task) * kUnitsPerWorker * workers_ > total * kv_heads_;
     const bool is_split = workers_ > 1 && splits > 1 && holds_up && used + floats <= static_cast<int64_t>(partial_floats());
-    const bool single = query_start[task.sequence + 1] - query_start[task.sequence] == 1;
+    const bool single = some_alone && query_start[task.sequence + 1] - query_start[task.sequence] == 1;
     const bool has_prefix = std::any_of(prefixes_.begin(), prefixes_.end(), [&](const CommonPrefixes& prefixes) {
       return prefixes.place(task.index).prefix >= 0;
     });
@@ -114,7 +143,7 @@ int AttentionTasks::in_prefix(const AttentionTask& task) const {
 
 float* AttentionTasks::partial(const CommonPrefix& prefix, const Heads& heads, int kv_head, int split) const {
   const size_t index = size_t(kv_head) * (prefix.split_end() - prefix.split_begin()) + split - prefix.split_begin();
-  return reinterpret_cast<float*>(partials_.data()) + prefix.partials + index * heads.partial_floats(prefix.num_tokens);
+  return reinterpret_cast<float*>(partials_->data()) + prefix.partials + index * heads.partial_floats(prefix.num_tokens);
 }
 
 PrefixResult AttentionTasks::prefix_result(const AttentionTask& task, int cache_group, int window, const Heads& heads,
@@ -129,7 +158,7 @@ PrefixResult AttentionTasks::prefix_result(const AttentionTask& task, int cache_
 
 float* AttentionTasks::partial(const AttentionTask& task, const Heads& heads, int kv_head, int split) const {
   const size_t index = size_t(kv_head) * task.num_splits() + split;
-  return reinterpret_cast<float*>(partials_.data()) + task.partials + index * heads.partial_floats(task.num_tokens);
+  return reinterpret_cast<float*>(partials_->data()) + task.partials + index * heads.partial_floats(task.num_tokens);
 }
 
 }  // namespace tidewheel

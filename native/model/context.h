@@ -25,6 +25,7 @@ struct AttentionState {
   Ropes ropes;
   std::vector<KvCache> caches;  // [cache groups]
   AttentionTasks tasks;
+  AttentionTasks read_tasks = {};  // of Step::read_rows alone
   // In a tower nothing of a layer is needed once the next one runs. So layers with the same heads have one layer of the
   // cache, and the queries of all rows of a segment have memory of their own.
   const bool is_tower = false;

@@ -54,6 +54,9 @@ Executor::Executor(DecoderPlan plan, const Kernels& kernels, CacheType cache_typ
   for (size_t i = 0; i < plan_.layers.size(); ++i) {
     const std::string prefix = "layers." + std::to_string(i) + ".";
     for (const ResidualBlockPlan& residual : plan_.layers[i]) residuals_.emplace_back(residual, prefix, context_, width);
+    for (int r = last_keeping_ + 1; r < static_cast<int>(residuals_.size()); ++r) {
+      if (residuals_[r].keeps()) last_keeping_ = r, last_keeping_layer_ = static_cast<int>(i);
+    }
   }
   if (has_head) {
     weights_.add_norm("final_norm", final_norm_, plan_.final_norm, size);
@@ -68,7 +71,10 @@ Executor::Executor(DecoderPlan plan, const Kernels& kernels, CacheType cache_typ
   gemms_.allocate(weights_.matrices());
   adapters_.allocate(weights_.matrices(), embedding.size, shape_.max_lora_rank, pool_->size());
   workspace_.allocate(ownership);
-  if (has_head) logits_ = Arena(size_t(shape_.max_num_seqs) * vocab * sizeof(float));
+  if (has_head) {
+    logits_ = Arena(size_t(shape_.max_num_seqs) * vocab * sizeof(float));
+    read_ = Arena(size_t(shape_.max_num_seqs) * width * sizeof(float));
+  }
   require(states_.empty() || shape_.num_states > 0, "recurrent layers need slots for their state");
   require(shape_.max_draft_tokens >= 0, "the number of draft tokens cannot be negative");
   states_.allocate(shape_.num_states, shape_.max_draft_tokens);
@@ -78,6 +84,7 @@ Executor::Executor(DecoderPlan plan, const Kernels& kernels, CacheType cache_typ
     attention_.caches.emplace_back(attention_.heads[group], cache_type, blocks[group], ownership);
   }
   attention_.tasks = AttentionTasks(attention_.divided, attention_.windows, shape_.max_num_batched_tokens, shape_.max_num_seqs, ownership);
+  attention_.read_tasks = attention_.tasks;
 }
 
 bool Executor::use_threads(std::shared_ptr<ThreadPool> pool) {
@@ -194,7 +201,33 @@ void Executor::step(const Step& step, const std::function<void()>& before_sampli
   check(step);
   const bool is_stage = !plan_.embeds || !plan_.has_head;
   require(step.rows.size() == (is_stage ? step.token_ids.size() * row_floats() : 0), "a stage needs a row for each token");
-  adapters_.begin(step.adapters, step.query_start, step.logits_rows, shape_.max_num_seqs);
+  reads_some_ = find_read_rows(step);
+  if (!reads_some_) return run(step, before_sampling);
+  Step reading = step;
+  reading.read_rows = read_rows_;
+  attention_.read_tasks.build_some(read_rows_, step.query_start, step.context_len, step.block_tables, step.visible_until);
+  run(reading, before_sampling);
+}
+
+bool Executor::find_read_rows(const Step& step) {
+  const auto& rows = step.logits_rows;
+  const bool all_are_read = draft_head_ || !plan_.has_head || !capture_.empty() || rows.size() >= step.token_ids.size();
+  if (all_are_read || last_keeping_ < 0) return false;
+  const auto is_late = [&](int32_t layer) { return layer >= last_keeping_layer_; };
+  if (std::ranges::any_of(step.media_layers, is_late)) return false;
+  read_rows_.assign(rows.begin(), rows.end());
+  std::ranges::sort(read_rows_);
+  read_rows_.erase(std::unique(read_rows_.begin(), read_rows_.end()), read_rows_.end());
+  if (read_rows_.size() > size_t(shape_.max_num_seqs)) return false;
+  read_places_.clear();
+  for (const int32_t row : rows) {
+    read_places_.push_back(static_cast<int32_t>(std::ranges::lower_bound(read_rows_, row) - read_rows_.begin()));
+  }
+  return true;
+}
+
+void Executor::run(const Step& step, const std::function<void()>& before_sampling) {
+  adapters_.begin(step.adapters, step.query_start, step.logits_rows, shape_.max_num_seqs, step.read_rows);
   attention_.tasks.build(step.query_start, step.context_len, step.block_tables, step.visible_until);
   states_.begin(step);
   if (draft_head_) draft_head_->begin(step);
@@ -227,7 +260,14 @@ void Executor::forward(Worker& worker, const Step& step) {
     const bool is_own = i < end;
     for (; i < end; ++i) {
       if (draft_head_) draft_head_->watch(worker, step, static_cast<int>(i), hidden());
-      residuals_[i].run(worker, step, hidden(), hidden());
+      if (!reads_some_ || static_cast<int>(i) < last_keeping_) {
+        residuals_[i].run(worker, step, hidden(), hidden());
+      } else if (static_cast<int>(i) == last_keeping_) {
+        select_rows(worker, step);
+      } else {
+        const Rows rows{read(), row_width(), static_cast<int>(read_rows_.size()), nullptr, {}, Rows::kRead};
+        residuals_[i].run(worker, step, rows, read());
+      }
     }
     for (size_t part = 0; is_own && part < step.media_layers.size(); ++part) {
       if (step.media_layers[part] == static_cast<int>(layer)) take_media(worker, step, part + 1);
@@ -239,6 +279,17 @@ void Executor::forward(Worker& worker, const Step& step) {
   }
   if (!plan_.has_head) give_rows(worker, step);
   if (!step.logits_rows.empty()) logits(worker, step, 0);
+}
+
+void Executor::select_rows(Worker& worker, const Step& step) {
+  const ResidualBlock& block = residuals_[last_keeping_];
+  const size_t width = row_width();
+  const Rows rows{hidden(), width, static_cast<int>(step.token_ids.size()), nullptr, {}, Rows::kTokens, block.selects()};
+  if (!block.selects()) block.run(worker, step, rows, hidden());
+  worker.share(static_cast<int64_t>(read_rows_.size()), 4, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) std::copy_n(hidden() + read_rows_[row] * width, width, read() + row * width);
+  });
+  if (block.selects()) block.run(worker, step, rows, read());
 }
 
 void Executor::predict(const Step& step, std::span<const int> from) {
@@ -368,8 +419,9 @@ void Executor::logits(Worker& worker, const Step& step, size_t first) {
   const int rows = static_cast<int>(std::min<size_t>(shape_.max_num_seqs, step.logits_rows.size() - first));
   const int turn = static_cast<int>(first / shape_.max_num_seqs);
   Rows last{hidden(), size_t(plan_.hidden_size), rows, step.logits_rows.data() + first, final_norm_, turn};
+  if (reads_some_) last.x = read(), last.gather = read_places_.data() + first;
   if (streams_) {
-    streams_->narrow(worker, hidden(), last.gather, rows, embedded());
+    streams_->narrow(worker, last.x, last.gather, rows, embedded());
     last.x = embedded(), last.gather = nullptr;
   }
   if (projects()) {
@@ -421,6 +473,7 @@ void Executor::release_scratch() {
   workspace_.forget();
   gemms_.forget();
   logits_.forget();
+  read_.forget();
 }
 
 void Executor::copy_states(std::span<const int32_t> pairs) {

@@ -110,11 +110,16 @@ class Executor {
 
  private:
   void check(const Step& step, bool with_states = true) const;
+  void run(const Step& step, const std::function<void()>& before_sampling);
+  // Finds the tokens whose rows are read after the layers. False if all are to be computed.
+  bool find_read_rows(const Step& step);
   void check_media(const Step& step) const;
   void check_visible(const Step& step) const;
   void check_block(int block, size_t group) const;
   void check_whole_blocks(std::span<const int32_t> blocks, size_t num_bytes) const;
   void forward(Worker& worker, const Step& step);
+  // Runs the residual block from which on only `read_rows` are computed.
+  void select_rows(Worker& worker, const Step& step);
   void look_up(const Linear& linear, int row, float* out) const;
   // Writes a token's embedding row, with its adapter's update.
   void embed_token(const Worker& worker, const Step& step, int64_t token, float* row) const;
@@ -139,6 +144,7 @@ class Executor {
   size_t per_layer_width() const { return size_t(context_.per_layer.layers) * context_.per_layer.size; }
   float* hidden() const { return workspace_.rows(hidden_); }
   float* embedded() const { return streams_ ? workspace_.rows(embedded_) : hidden(); }
+  float* read() const { return reinterpret_cast<float*>(read_.data()); }
   float* logits_row(size_t row) const { return reinterpret_cast<float*>(logits_.data()) + row * plan_.vocab_size; }
 
   const DecoderPlan plan_;
@@ -164,12 +170,20 @@ class Executor {
   Norm embedding_norm_, final_norm_, per_layer_norm_;
   std::optional<Streams> streams_;
   std::deque<ResidualBlock> residuals_;  // of all layers, in order
+  // The last residual block that keeps something of every token, and its layer; -1: none. What is behind it is needed
+  // only of the rows that are read.
+  int last_keeping_ = -1, last_keeping_layer_ = -1;
   std::unique_ptr<DraftHead> draft_head_;  // or null
 
   Buffer<float> hidden_;     // [T, hidden]: the residual stream; with several streams, all in one row
   Buffer<float> embedded_;   // [T, hidden], with several streams: the row before widening and after narrowing
   Buffer<float> projected_;  // [T, embedding size], for models that project their embedding
   Arena logits_;             // [max_num_seqs, vocab] float
+  Arena read_;               // [max_num_seqs, as `hidden_`] float: the rows that are read
+
+  // Of the current step, if only some rows are read: their tokens, and the place of each of the step's logits_rows there.
+  bool reads_some_ = false;
+  std::vector<int32_t> read_rows_, read_places_;
 };
 
 }  // namespace tidewheel

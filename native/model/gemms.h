@@ -20,7 +20,15 @@ struct Rows {
   int count;
   const int32_t* gather = nullptr;  // which of x's rows; null: the first ones
   Norm norm = {};
-  int turn = -1;                    // the turn of logits that these rows belong to; -1: they are the step's tokens
+  // The turn of logits that these rows belong to, or one of the numbers below.
+  int turn = kTokens;
+  // Of a mixer's input, which has all tokens' rows: only the results of Step::read_rows are wanted.
+  bool selects = false;
+
+  static constexpr int kTokens = -1;  // they are the step's tokens
+  static constexpr int kRead = -2;    // they are Step::read_rows
+
+  const float* row(int64_t index) const { return x + (gather ? gather[index] : index) * stride; }
 };
 
 // Where results go, and what is applied to them: see GemmArgs.

@@ -29,9 +29,14 @@ void ResidualBlock::remember(Worker& worker, const Step& step, const float* x) c
 }
 
 void ResidualBlock::run(Worker& worker, const Step& step, const float* x, float* y, float scale) const {
-  const int size = width_, tokens = static_cast<int>(step.token_ids.size());
+  run(worker, step, {x, size_t(width_), static_cast<int>(step.token_ids.size())}, y, scale);
+}
+
+void ResidualBlock::run(Worker& worker, const Step& step, Rows rows, float* y, float scale) const {
+  const int size = width_, results = rows.selects ? static_cast<int>(step.read_rows.size()) : rows.count;
+  if (results == 0 && !keeps()) return;
   const Kernels& kernels = context_.kernels;
-  const Rows rows{x, size_t(size), tokens, nullptr, norm_};
+  rows.norm = norm_;
   const bool changes_sum = sum_norm_.kind != NormKind::kNone || sum_scale_ || sum_factor_ != 1;
   const auto finish = [&](int64_t at) {
     if (sum_factor_ != 1) std::transform(y + at, y + at + size, y + at, [&](float value) { return value * sum_factor_; });
@@ -40,11 +45,11 @@ void ResidualBlock::run(Worker& worker, const Step& step, const float* x, float*
   };
   if (post_norm_.kind == NormKind::kNone) {
     mixer_->run(worker, step, rows, {Epilogue::kAdd, y, size_t(size), scale * scale_});
-    if (changes_sum) each_row(worker, tokens, finish);
+    if (changes_sum) each_row(worker, results, finish);
   } else {
     float* mixed = context_.workspace.rows(mixed_);
     mixer_->run(worker, step, rows, {Epilogue::kStore, mixed, size_t(size)});
-    each_row(worker, tokens, [&](int64_t at) {
+    each_row(worker, results, [&](int64_t at) {
       kernels.add_normalized(post_norm_, mixed + at, size, scale * scale_, y + at);
       finish(at);
     });

@@ -17,9 +17,15 @@ class ResidualBlock {
   ResidualBlock(const ResidualBlock&) = delete;
   ResidualBlock& operator=(const ResidualBlock&) = delete;
 
+  // See Mixer.
+  bool keeps() const { return mixer_->keeps(); }
+  bool selects() const { return mixer_->selects(); }
+
   // Adds scale * the residual block of `x` [tokens, width] to `y` [tokens, width], and ends with a barrier. Both may be
   // the same rows. A sum factor, norm and scale are applied to `y`.
   void run(Worker& worker, const Step& step, const float* x, float* y, float scale = 1) const;
+  // The same for any rows, without a norm. `y` has a row for each result.
+  void run(Worker& worker, const Step& step, Rows rows, float* y, float scale = 1) const;
   // Writes only what `run` of `x` writes to the KV cache.
   void remember(Worker& worker, const Step& step, const float* x) const;
 

@@ -42,6 +42,9 @@ struct Step {
   // `only_queries`: these tokens' K and V are not stored, and they see those that have been stored.
   bool only_queries = false;
   int first_query = 0;                            // the number of the first token among the queries that are kept
+  // Tokens in ascending order: after the last layer that keeps something of every token, only their rows are computed.
+  // It is ignored unless the rows of a mixer's input select them, or are theirs: see Rows.
+  std::span<const int32_t> read_rows = {};
   std::span<float> rows = {};                     // [T, row_floats], between pipeline stages; empty for a whole model
 };
 

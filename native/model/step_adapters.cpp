@@ -51,7 +51,7 @@ void StepAdapters::set(int number, std::shared_ptr<const Adapter> adapter) {
 }
 
 void StepAdapters::begin(std::span<const int32_t> numbers, std::span<const int32_t> query_start,
-                         std::span<const int32_t> logits_rows, size_t room) {
+                         std::span<const int32_t> logits_rows, size_t room, std::span<const int32_t> read_rows) {
   used_.clear();
   if (numbers.empty()) return;
   of_token_.assign(query_start.back(), nullptr);
@@ -67,6 +67,9 @@ void StepAdapters::begin(std::span<const int32_t> numbers, std::span<const int32
   }
   if (used_.empty()) return;
   assign(of_token_, tokens_);
+  of_read_.clear();
+  for (const int32_t row : read_rows) of_read_.push_back(of_token_[row]);
+  assign(of_read_, read_);
   of_logits_.clear();
   for (const int32_t row : logits_rows) of_logits_.push_back(of_token_[row]);
   turns_.resize((of_logits_.size() + room - 1) / room);
@@ -99,7 +102,8 @@ StepAdapters::Projection StepAdapters::projection(const Linear& linear, const Ro
     if (const Adapter::Part* part = adapter->part(linear)) most = std::max(most, part->values);
   }
   if (most == 0) return {};
-  return projection(rows.turn < 0 ? tokens_ : turns_[rows.turn], most);
+  Assignment& assigned = rows.turn == Rows::kTokens ? tokens_ : rows.turn == Rows::kRead ? read_ : turns_[rows.turn];
+  return projection(assigned, most);
 }
 
 StepAdapters::Projection StepAdapters::projection(Assignment& assigned, int max_values) const {
@@ -131,7 +135,7 @@ void StepAdapters::add_expert(const ExpertRows& rows) {
     if (down) max_down_ = std::max(max_down_, down->values);
     Block* block = nullptr;
     for (int i = 0; i < rows.count; ++i) {
-      if (of_token_[rows.tokens ? rows.tokens[i] : i] != adapter.get()) continue;
+      if ((*of_mixture_)[rows.tokens ? rows.tokens[i] : i] != adapter.get()) continue;
       if (!block || block->count == kBlockRows) {
         block = &mixture_.blocks.emplace_back();
         block->adapter = adapter.get();

@@ -22,7 +22,7 @@ struct Output;
 struct ExpertRows {
   const Linear *up, *down;
   int begin, count;        // among the rows of all experts
-  const int32_t* tokens;   // [count]; null: all tokens of the step, in order
+  const int32_t* tokens;   // [count]: rows of the mixture's input; null: all, in order
   const float* weights;    // [count], factors for the input of `up`; null: none
   const float* activated;  // [count, stride], the input of `down`
   size_t stride;
@@ -67,9 +67,10 @@ class StepAdapters {
   void set(int number, std::shared_ptr<const Adapter> adapter);
 
   // Called before a step. `numbers` has the sequences' adapter numbers, -1 for none; empty if no sequence has one.
-  // Logits are computed in turns of at most `room` rows. Throws std::invalid_argument for an unknown number.
+  // Logits are computed in turns of at most `room` rows. `read_rows` are those of Step. Throws std::invalid_argument for
+  // an unknown number.
   void begin(std::span<const int32_t> numbers, std::span<const int32_t> query_start, std::span<const int32_t> logits_rows,
-             size_t room);
+             size_t room, std::span<const int32_t> read_rows = {});
 
   // The adapter of one of the step's tokens; null if it has none.
   const Adapter* of_token(size_t token) const { return used_.empty() ? nullptr : of_token_[token]; }
@@ -86,9 +87,12 @@ class StepAdapters {
 
   // Whether an adapter of the step changes one of the matrices from `first` to `last`, in the order of Linear::id.
   bool changes(const Linear& first, const Linear& last) const;
-  // Set the rows of a mixture, expert by expert, when they are known. One worker makes these calls, and the others wait
-  // for it.
-  void begin_experts() { experts_.clear(), mixture_.clear(), max_up_ = max_down_ = 0; }
+  // Set the rows of a mixture, expert by expert, when they are known: of all tokens, or of those that are read. One
+  // worker makes these calls, and the others wait for it.
+  void begin_experts(bool of_read) {
+    experts_.clear(), mixture_.clear(), max_up_ = max_down_ = 0;
+    of_mixture_ = of_read ? &of_read_ : &of_token_;
+  }
   void add_expert(const ExpertRows& rows);
   // Compute h of all rows of the mixture, for products with `up`, which reads rows of x, and with `down`. End with a
   // barrier.
@@ -124,12 +128,13 @@ class StepAdapters {
   size_t stride_ = 0, scratch_stride_ = 0;  // floats
   Arena values_;  // [rows, stride]: h of one matrix, or of a mixture's matrices of one kind
   std::vector<std::shared_ptr<const Adapter>> used_;  // in this step; if empty, the members below are out of date
-  std::vector<const Adapter*> of_token_, of_logits_;
-  Assignment tokens_;
+  std::vector<const Adapter*> of_token_, of_logits_, of_read_;
+  Assignment tokens_, read_;
   std::vector<Assignment> turns_;  // of logits
   // The members below belong to a mixture. They have room for every step.
   std::vector<ExpertRows> experts_;
   Assignment mixture_;
+  const std::vector<const Adapter*>* of_mixture_ = &of_token_;
   int max_up_ = 0, max_down_ = 0;  // values of h
   std::mutex mutex_;  // guards `adapters_`
   std::map<int, std::shared_ptr<const Adapter>> adapters_;

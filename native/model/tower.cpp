@@ -18,7 +18,7 @@ Tower::Tower(TowerPlan plan, const Kernels& kernels, CacheType cache_type, Tower
     : plan_(std::move(plan)), kernels_(kernels), shape_(shape), num_blocks_(blocks_of(std::max(shape.max_rows, shape.piece_rows))),
       pool_(std::move(pool)), weights_(kernels, plan_.formats, plan_.input_orders),
       workspace_(std::max(shape.piece_rows, 0)), adapters_(kernels, workspace_), gemms_(kernels, workspace_, adapters_, capture_),
-      attention_{cache_type, std::vector<std::vector<Heads>>(1), {}, std::vector<std::vector<int>>(1), {}, {}, {}, true},
+      attention_{cache_type, std::vector<std::vector<Heads>>(1), {}, std::vector<std::vector<int>>(1), {}, {}, {}, {}, true},
       context_{kernels, plan_.hidden_size, weights_, workspace_, gemms_, capture_, adapters_, attention_, states_, profile_} {
   require(shape.max_rows > 0 && shape.piece_rows > 0 && plan_.hidden_size > 0, "rows and their size must be at least 1");
   // Projections and layers never run together, so they use the same memory.

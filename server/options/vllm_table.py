@@ -144,9 +144,10 @@ ACCEPTED = {
     "--use-gpu-for-pooling-score",
     "the device chooses the size of a block": "--block-size= --mamba-block-size=",
     "sliding windows have their own blocks, and recurrent states their own snapshots": "--use-v2-block-manager "
-    "--disable-hybrid-kv-cache-manager --kv-sharing-fast-prefill --swa-bounded-replay --mamba-cache-mode= "
+    "--disable-hybrid-kv-cache-manager --swa-bounded-replay --mamba-cache-mode= "
     "--mamba-cache-philox-rounds= --enable-mamba-cache-stochastic-rounding --enable-mamba-shared-prefix-checkpoint "
     "--prefix-match-unit= --use-replayssm --replayssm-buffer-len= --prefix-cache-retention-interval=",
+    "layers that share K and V of an earlier one compute only the rows that are read": "--kv-sharing-fast-prefill",
     "recurrent states are kept in float32": "--mamba-cache-dtype= --mamba-ssm-cache-dtype=",
     "the server finds cached prompts by its own hash": "--prefix-caching-hash-algo=",
     "scales from the first request's K and V would change later answers; fp8_e4m3 uses the checkpoint's scales, or "

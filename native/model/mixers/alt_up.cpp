@@ -45,14 +45,16 @@ void AltUp::run(Worker& worker, const Step& step, const Rows& input, const Outpu
   require(input.norm.kind == NormKind::kNone && !input.gather, "streams are read as they are");
   const size_t hidden = context_.hidden_size;
   const int rows = input.count;
-  route(worker, {input.x + plan_.active * hidden, input.stride, rows, nullptr, norm_});
+  route(worker, {input.x + plan_.active * hidden, input.stride, rows, nullptr, norm_, input.turn});
   predict(worker, input, output);
   float* active = context_.workspace.rows(active_);
-  for (const ResidualBlock& residual : residuals_) residual.run(worker, step, active, active);
-  route(worker, {active, hidden, rows, nullptr, norm_});
+  const Rows active_rows{active, hidden, rows, nullptr, {}, input.turn};
+  for (const ResidualBlock& residual : residuals_) residual.run(worker, step, active_rows, active);
+  route(worker, {active, hidden, rows, nullptr, norm_, input.turn});
   correct(worker, rows, output);
   const float* passive = context_.workspace.rows(passive_);
-  passive_block_[0].run(worker, step, context_.workspace.rows(passive_input_), context_.workspace.rows(passive_));
+  const Rows passive_rows{context_.workspace.rows(passive_input_), hidden, rows, nullptr, {}, input.turn};
+  passive_block_[0].run(worker, step, passive_rows, context_.workspace.rows(passive_));
   worker.share(rows, 4, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       for (int j = 1; j < plan_.streams; ++j) {

@@ -2,6 +2,7 @@
 // engine/models/spec/alt_up.py.
 #pragma once
 
+#include <algorithm>
 #include <deque>
 
 #include "model/residual_block.h"
@@ -12,6 +13,7 @@ namespace tidewheel {
 class AltUp final : public Mixer {
  public:
   AltUp(const AltUpPlan& plan, const std::string& prefix, Context& context);
+  bool keeps() const override { return std::ranges::any_of(residuals_, &ResidualBlock::keeps); }
   void run(Worker& worker, const Step& step, const Rows& input, const Output& output) const override;
 
  private:

@@ -93,20 +93,28 @@ void Attention::add_clipped(const std::string& prefix, Context& context) {
 
 void Attention::run(Worker& worker, const Step& step, const Rows& input, const Output& output) const {
   const AttentionState& state = context_.attention;
-  if (!step.remembered) project(worker, step, input);
-  const auto shared = state.tasks.shared_tasks();
-  if (!shared.empty() && !step.remembered) {
-    const Range own = cache().heads(worker.group(), layer_);
-    worker.share_in_group(own.size() ? static_cast<int64_t>(shared.size()) : 0, 1, [&](int64_t i, int64_t) {
-      const AttentionTask& task = state.tasks.task(shared[i]);
-      for (int t = 0; t < task.num_tokens; ++t) store(worker, step, task, task.token_begin + t, own);
-    });
-    context_.profile.end(worker, Phase::kRope);
+  const bool some = input.selects || input.turn == Rows::kRead;
+  const AttentionTasks& tasks = some ? state.read_tasks : state.tasks;
+  if (input.selects) {
+    if (!step.remembered) remember(worker, step, input);
+    if (step.read_rows.empty()) return;
+  } else if (!step.remembered) {
+    project(worker, step, input);
+    const auto shared = tasks.shared_tasks();
+    if (!shared.empty()) {
+      const Range own = cache().heads(worker.group(), layer_);
+      worker.share_in_group(own.size() ? static_cast<int64_t>(shared.size()) : 0, 1, [&](int64_t i, int64_t) {
+        const AttentionTask& task = tasks.task(shared[i]);
+        for (int t = 0; t < task.num_tokens; ++t) store(worker, step, task, t, own);
+      });
+      context_.profile.end(worker, Phase::kRope);
+    }
   }
-  attend(worker, step);
-  if (plan_.output_gate) gate(worker, input.count);
+  attend(worker, step, tasks);
+  const int count = some ? static_cast<int>(step.read_rows.size()) : input.count;
+  if (plan_.output_gate) gate(worker, step, count, input.selects);
   context_.profile.end(worker, Phase::kAttention);
-  const Rows results{qkv(0), qkv_rows_.stride, input.count};
+  const Rows results{qkv(0), qkv_rows_.stride, count, nullptr, {}, some ? Rows::kRead : input.turn};
   if (plan_.projected) {
     copy(worker, results, plan_.q_size(), output.y, output.stride);
   } else if (plan_.clipped) {
@@ -139,7 +147,7 @@ void Attention::remember(Worker& worker, const Step& step, const Rows& input) co
   const Range own = cache().heads(worker.group(), layer_);
   worker.share_in_group(own.size() && !shares() ? state.tasks.count() : 0, 1, [&](int64_t i, int64_t) {
     const AttentionTask& task = state.tasks.task(static_cast<int>(i));
-    for (int t = 0; t < task.num_tokens; ++t) store(worker, step, task, task.token_begin + t, own);
+    for (int t = 0; t < task.num_tokens; ++t) store(worker, step, task, t, own);
   });
   context_.profile.end(worker, Phase::kRope);
 }
@@ -156,23 +164,23 @@ void Attention::normalize_whole(Worker& worker, int tokens) const {
   context_.profile.end(worker, Phase::kRope);
 }
 
-void Attention::gate(Worker& worker, int tokens) const {
+void Attention::gate(Worker& worker, const Step& step, int results, bool selects) const {
   const int q = plan_.q_size(), gates = q + 2 * plan_.kv_size();
-  worker.share(tokens, 4, [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t) {
-      float* row = qkv(static_cast<int>(t));
-      context_.kernels.multiply_gate(Gate::kSigmoid, row + gates, q, row);
+  worker.share(results, 4, [&](int64_t begin, int64_t end) {
+    for (int row = static_cast<int>(begin); row < end; ++row) {
+      const float* const gating = qkv(selects ? step.read_rows[row] : row) + gates;
+      context_.kernels.multiply_gate(Gate::kSigmoid, gating, q, qkv(row));
     }
   });
 }
 
-void Attention::store(const Worker& worker, const Step& step, const AttentionTask& task, int token, Range kv_heads) const {
+void Attention::store(const Worker& worker, const Step& step, const AttentionTask& task, int index, Range kv_heads) const {
   const AttentionState& state = context_.attention;
-  const int position = step.positions[token];
+  const int token = task.token_begin + index, position = step.positions[token];
   StoreQkvArgs args{};
   args.heads = heads_;
   args.kv_begin = kv_heads.begin, args.kv_end = kv_heads.end;
-  args.qkv = qkv(token);
+  args.qkv = qkv(task.row + index);
   if (plan_.qk_norm_over != QkNormOver::kWhole) args.q_norm = q_norm_, args.k_norm = k_norm_;
   args.norm_stride = plan_.qk_norm_over == QkNormOver::kEach ? plan_.head_dim : 0;
   args.norm_after_rope = plan_.qk_norm_after_rope;
@@ -194,7 +202,8 @@ void Attention::store(const Worker& worker, const Step& step, const AttentionTas
   context_.kernels.store_qkv(state.cache_type, args);
 }
 
-AttentionArgs Attention::arguments(const Worker& worker, const Step& step, const AttentionTask& task, int kv_head) const {
+AttentionArgs Attention::arguments(const Worker& worker, const Step& step, const AttentionTasks& tasks,
+                                   const AttentionTask& task, int kv_head) const {
   const AttentionState& state = context_.attention;
   const size_t unit = context_.kernels.query_bytes[static_cast<int>(state.cache_type)];
   return {heads_, kv_head, queries(step, task.token_begin), query_rows_.stride / unit, task.num_tokens,
@@ -202,24 +211,24 @@ AttentionArgs Attention::arguments(const Worker& worker, const Step& step, const
           plan_.alibi_slopes.empty() ? nullptr : plan_.alibi_slopes.data(), sinks_,
           cache().head(worker.group(), layer_, 0, kv_head), cache().block_bytes(worker.group()),
           block_table(step, task.sequence), context_.workspace.scratch(worker),
-          qkv(task.token_begin), qkv_rows_.stride,  // its q, k and v are already stored
-          {}, state.tasks.prefix_result(task, plan_.cache_group, plan_.sliding_window, heads_, kv_head),
+          qkv(task.row), qkv_rows_.stride,  // the q, k and v there are already stored
+          {}, tasks.prefix_result(task, plan_.cache_group, plan_.sliding_window, heads_, kv_head),
           nullptr, nullptr, 0, scales_.v, brings_line_pairs(), visible_until(step, task), distance_bias_, plan_.bias_span,
           disentangled_ ? disentangled_->scores(step, task, kv_head) : PositionScores{}};
 }
 
 // The blocks that a unit of this layer reads.
-NextBlocks Attention::blocks_of(const Step& step, const AttentionTasks::Unit& unit) const {
-  const AttentionTask& task = context_.attention.tasks.task(unit.task);
+NextBlocks Attention::blocks_of(const Step& step, const AttentionTasks& tasks, const AttentionTasks::Unit& unit) const {
+  const AttentionTask& task = tasks.task(unit.task);
   const int window = this->window(step, task), position = step.positions[task.token_begin];
   const int begin = std::max(unit.split * kKvSplit, window ? std::max(position + 1 - window, 0) : 0) / kBlockTokens;
   const int end = task.split() ? std::min(task.context, (unit.split + 1) * kKvSplit) : task.context;
   return {block_table(step, task.sequence) + begin, std::max((end + kBlockTokens - 1) / kBlockTokens - begin, 0)};
 }
 
-void Attention::attend_to_prefixes(Worker& worker, const Step& step) const {
+void Attention::attend_to_prefixes(Worker& worker, const Step& step, const AttentionTasks& tasks) const {
   const AttentionState& state = context_.attention;
-  const CommonPrefixes& prefixes = state.tasks.prefixes(plan_.cache_group);
+  const CommonPrefixes& prefixes = tasks.prefixes(plan_.cache_group);
   const Range own = cache().heads(worker.group(), layer_);
   const auto units = prefixes.units();
   if (units.empty()) return;
@@ -228,51 +237,51 @@ void Attention::attend_to_prefixes(Worker& worker, const Step& step) const {
     const CommonPrefix& prefix = prefixes.prefix(unit.prefix);
     if (unit.split < prefix.first_split(plan_.sliding_window)) return;
     const int kv_head = own.begin + static_cast<int>(i % own.size());
-    const AttentionArgs args = of_prefix(arguments(worker, step, state.tasks.task(prefix.task), kv_head), prefix,
+    const AttentionArgs args = of_prefix(arguments(worker, step, tasks, tasks.task(prefix.task), kv_head), prefix,
                                          prefixes.tokens(prefix), step.positions, queries(step, 0));
-    context_.kernels.attention(state.cache_type).split(args, unit.split, state.tasks.partial(prefix, heads_, kv_head, unit.split));
+    context_.kernels.attention(state.cache_type).split(args, unit.split, tasks.partial(prefix, heads_, kv_head, unit.split));
   });
 }
 
-void Attention::attend(Worker& worker, const Step& step) const {
-  attend_to_prefixes(worker, step);
+void Attention::attend(Worker& worker, const Step& step, const AttentionTasks& tasks) const {
+  attend_to_prefixes(worker, step, tasks);
   const AttentionState& state = context_.attention;
   const Range own = cache().heads(worker.group(), layer_);
   const int kv_heads = own.size();
-  const auto units = state.tasks.units();
+  const auto units = tasks.units();
   const int64_t num_units = static_cast<int64_t>(units.size()), count = num_units * kv_heads;
   // Tasks of many tokens read the same K and V one after the other. Head by head, they find them in the second-level cache.
   // Single tokens read all heads, which lie side by side, once.
-  const bool by_head = num_units > 0 && state.tasks.task(units.front().task).num_tokens > 1;
+  const bool by_head = num_units > 0 && tasks.task(units.front().task).num_tokens > 1;
   const auto unit_at = [&](int64_t i) -> const AttentionTasks::Unit& { return units[by_head ? i % num_units : i / kv_heads]; };
   const auto head_at = [&](int64_t i) { return static_cast<int>(by_head ? i / num_units : i % kv_heads); };
   const ptrdiff_t head_bytes = static_cast<ptrdiff_t>(heads_.head_bytes(state.cache_type));
   worker.share_in_group(count, 1, [&](int64_t i, int64_t) {
     const AttentionTasks::Unit& unit_of_work = unit_at(i);
-    const AttentionTask& task = state.tasks.task(unit_of_work.task);
+    const AttentionTask& task = tasks.task(unit_of_work.task);
     const int kv_head = own.begin + head_at(i);
-    AttentionArgs args = arguments(worker, step, task, kv_head);
+    AttentionArgs args = arguments(worker, step, tasks, task, kv_head);
     // The group's workers take units roughly in turn, so this worker's next unit is probably group_size() further.
     if (const int64_t next = i + worker.group_size(); next < count) {
-      args.next = blocks_of(step, unit_at(next));
+      args.next = blocks_of(step, tasks, unit_at(next));
       args.next.offset = (head_at(next) - head_at(i)) * head_bytes;
     }
     const int split = unit_of_work.split - args.split_begin();
-    if (task.alone && !step.remembered) store(worker, step, task, task.token_begin, {kv_head, kv_head + 1});
+    if (task.alone && !step.remembered) store(worker, step, task, 0, {kv_head, kv_head + 1});
     if (!task.split()) {
       context_.kernels.attention(state.cache_type).whole(args);
     } else if (split >= 0 && unit_of_work.split < args.split_end() && !args.prefix.has_whole(unit_of_work.split)) {
       // Otherwise it is outside of what this layer sees, or done.
       context_.kernels.attention(state.cache_type).split(args, unit_of_work.split,
-                                       state.tasks.partial(task, heads_, kv_head, split));
+                                       tasks.partial(task, heads_, kv_head, split));
     }
   });
-  const auto split = state.tasks.split_tasks();
+  const auto split = tasks.split_tasks();
   if (split.empty()) return;
   worker.share_in_group(static_cast<int64_t>(split.size()) * kv_heads, 1, [&](int64_t i, int64_t) {
-    const AttentionTask& task = state.tasks.task(split[i / kv_heads]);
+    const AttentionTask& task = tasks.task(split[i / kv_heads]);
     const int kv_head = own.begin + static_cast<int>(i % kv_heads);
-    context_.kernels.attention_reduce(arguments(worker, step, task, kv_head), state.tasks.partial(task, heads_, kv_head, 0));
+    context_.kernels.attention_reduce(arguments(worker, step, tasks, task, kv_head), tasks.partial(task, heads_, kv_head, 0));
   });
 }
 

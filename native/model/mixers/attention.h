@@ -12,6 +12,8 @@ namespace tidewheel {
 class Attention final : public Mixer {
  public:
   Attention(const AttentionPlan& plan, const std::string& prefix, Context& context);
+  bool keeps() const override { return !shares(); }
+  bool selects() const override { return !shares(); }
   void run(Worker& worker, const Step& step, const Rows& input, const Output& output) const override;
   void remember(Worker& worker, const Step& step, const Rows& input) const override;
 
@@ -19,7 +21,7 @@ class Attention final : public Mixer {
   bool shares() const { return plan_.shared_layer >= 0; }
   const KvCache& cache() const { return context_.attention.caches[plan_.cache_group]; }
   const int32_t* block_table(const Step& step, int sequence) const { return step.block_tables[plan_.cache_group].of(sequence); }
-  float* qkv(int token) const { return context_.workspace.rows(qkv_rows_) + token * qkv_rows_.stride; }
+  float* qkv(int row) const { return context_.workspace.rows(qkv_rows_) + row * qkv_rows_.stride; }
   char* queries(const Step& step, int token) const {
     const AttentionState& state = context_.attention;
     char* const first = state.is_tower ? state.queries.data() + step.first_query * query_rows_.stride
@@ -38,13 +40,15 @@ class Attention final : public Mixer {
   // Computes q, k and v, and what positions add to their scores.
   void project(Worker& worker, const Step& step, const Rows& input) const;
   void normalize_whole(Worker& worker, int tokens) const;
-  void gate(Worker& worker, int tokens) const;
-  // Normalizes and rotates a token's q, k and v. Stores q as a query, and k and v in the cache.
-  void store(const Worker& worker, const Step& step, const AttentionTask& task, int token, Range kv_heads) const;
-  void attend(Worker& worker, const Step& step) const;
-  void attend_to_prefixes(Worker& worker, const Step& step) const;
-  NextBlocks blocks_of(const Step& step, const AttentionTasks::Unit& unit) const;
-  AttentionArgs arguments(const Worker& worker, const Step& step, const AttentionTask& task, int kv_head) const;
+  // Multiplies results by the gates of all tokens, or of those that are read.
+  void gate(Worker& worker, const Step& step, int results, bool selects) const;
+  // Normalizes and rotates the q, k and v of one of the task's tokens. Stores q as a query, and k and v in the cache.
+  void store(const Worker& worker, const Step& step, const AttentionTask& task, int index, Range kv_heads) const;
+  void attend(Worker& worker, const Step& step, const AttentionTasks& tasks) const;
+  void attend_to_prefixes(Worker& worker, const Step& step, const AttentionTasks& tasks) const;
+  NextBlocks blocks_of(const Step& step, const AttentionTasks& tasks, const AttentionTasks::Unit& unit) const;
+  AttentionArgs arguments(const Worker& worker, const Step& step, const AttentionTasks& tasks, const AttentionTask& task,
+                          int kv_head) const;
 
   const Context& context_;
   const AttentionPlan plan_;

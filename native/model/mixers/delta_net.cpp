@@ -38,13 +38,15 @@ DeltaNet::DeltaNet(const DeltaNetPlan& plan, const std::string& prefix, Context&
   gates_ = context.workspace.add<float>(round_up(2 * heads, 16));
 }
 
-void DeltaNet::run(Worker& worker, const Step&, const Rows& input, const Output& output) const {
+void DeltaNet::run(Worker& worker, const Step& step, const Rows& input, const Output& output) const {
   context_.gemms.run(worker, in_, input, {Epilogue::kStore, rows(0).first, rows_.stride});
   context_.gemms.run(worker, gate_in_, input, {Epilogue::kStore, gates(0).first, gates_.stride});
   context_.profile.end(worker, Phase::kQkv);
   if (!context_.states.replayed().empty()) recur_all(worker, context_.states.replayed());
   recur_all(worker, context_.states.running());
-  context_.gemms.run(worker, out_, {rows(0).first + values_, rows_.stride, input.count}, output);
+  const Rows results = results_of(step, input, rows(0).first + values_, rows_.stride);
+  if (results.count == 0) return;
+  context_.gemms.run(worker, out_, results, output);
   context_.profile.end(worker, Phase::kOut);
 }
 

@@ -10,6 +10,8 @@ namespace tidewheel {
 class DeltaNet final : public Mixer {
  public:
   DeltaNet(const DeltaNetPlan& plan, const std::string& prefix, Context& context);
+  bool keeps() const override { return true; }
+  bool selects() const override { return true; }
   void run(Worker& worker, const Step& step, const Rows& input, const Output& output) const override;
 
  private:

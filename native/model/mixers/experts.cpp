@@ -119,12 +119,12 @@ void Experts::run(Worker& worker, const Step&, const Rows& input, const Output& 
   const bool adapted = adapters.changes(experts_.front().up, shared_ ? shared_->down : experts_.back().down);
   if (plan_.router_norm) {  // it reads rows without the input norm, which the output may overwrite
     require(input.norm.kind == NormKind::kNone, "a router with a norm of its own reads what is not normalized");
-    compute_logits(worker, {input.x, input.stride, tokens, input.gather, router_norm_});
+    compute_logits(worker, {input.x, input.stride, tokens, input.gather, router_norm_, input.turn});
   }
   copy_inputs(worker, input, output);
   context_.profile.end(worker, Phase::kNorm);
-  if (!plan_.router_norm) compute_logits(worker, {inputs(0), inputs_.stride, tokens});
-  choose(worker, tokens, adapted);
+  if (!plan_.router_norm) compute_logits(worker, {inputs(0), inputs_.stride, tokens, nullptr, {}, input.turn});
+  choose(worker, input, adapted);
   context_.profile.end(worker, Phase::kRoute);
   if (!context_.capture.empty()) capture_up(worker, tokens);
   const LowRankRow* low_rank = adapted ? adapters.project_up(worker, inputs(0), inputs_.stride) : nullptr;
@@ -150,7 +150,7 @@ void Experts::copy_inputs(Worker& worker, const Rows& input, const Output& outpu
   worker.share(input.count, 4, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       float* x = inputs(static_cast<int>(row));
-      std::copy_n(input.x + row * input.stride, size, x);
+      std::copy_n(input.row(row), size, x);
       if (input.norm.kind != NormKind::kNone) context_.kernels.normalize(input.norm, x, size);
       if (input_norm_.kind != NormKind::kNone) context_.kernels.normalize(input_norm_, x, size);
       float* y = output.y + row * output.stride;
@@ -160,11 +160,12 @@ void Experts::copy_inputs(Worker& worker, const Rows& input, const Output& outpu
   });
 }
 
-void Experts::choose(Worker& worker, int tokens, bool adapted) const {
+void Experts::choose(Worker& worker, const Rows& input, bool adapted) const {
+  const int tokens = input.count;
   const auto sort = [&] {
     const Workspace& workspace = context_.workspace;
     rows_->sort(tokens, workspace.rows(chosen_), workspace.rows(weights_), workspace.rows(token_of_), workspace.rows(weight_of_));
-    if (adapted) assign_adapters(worker, tokens);
+    if (adapted) assign_adapters(worker, input);
   };
   if (tokens <= kFewTokens) {
     worker.share(1, 1, [&](int64_t, int64_t) {
@@ -179,8 +180,9 @@ void Experts::choose(Worker& worker, int tokens, bool adapted) const {
   worker.share(1, 1, [&](int64_t, int64_t) { sort(); });
 }
 
-void Experts::assign_adapters(const Worker& worker, int tokens) const {
-  context_.adapters.begin_experts();
+void Experts::assign_adapters(const Worker& worker, const Rows& input) const {
+  const int tokens = input.count;
+  context_.adapters.begin_experts(input.turn == Rows::kRead);
   for (int i = 0; i < num_blocks(); ++i) {
     const Block rows = block(worker, up_packing_, i, tokens);
     const float* weights = plan_.weighs_input && rows.tokens ? rows.weights : nullptr;

@@ -51,8 +51,8 @@ class Experts final : public Mixer {
   void copy_inputs(Worker& worker, const Rows& input, const Output& output) const;
   void compute_logits(Worker& worker, Rows rows) const;
   // If `adapted`, also passes the experts' rows to the step's adapters.
-  void choose(Worker& worker, int tokens, bool adapted) const;
-  void assign_adapters(const Worker& worker, int tokens) const;
+  void choose(Worker& worker, const Rows& input, bool adapted) const;
+  void assign_adapters(const Worker& worker, const Rows& input) const;
   void route_token(int token, int tokens) const;
   // The number of a step's blocks. They are ordered as their results are added.
   int num_blocks() const;

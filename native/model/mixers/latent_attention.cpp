@@ -65,14 +65,17 @@ LatentAttention::LatentAttention(const LatentAttentionPlan& plan, const std::str
 
 void LatentAttention::run(Worker& worker, const Step& step, const Rows& input, const Output& output) const {
   const Gemms& gemms = context_.gemms;
-  const int tokens = input.count, heads = plan_.num_heads, rank = plan_.kv_rank;
+  const int heads = plan_.num_heads, rank = plan_.kv_rank;
+  const int results = input.selects ? static_cast<int>(step.read_rows.size()) : input.count;
   remember(worker, step, input);
-  attend(worker, step);
+  if (results == 0) return;
+  attend(worker, step, input.selects ? context_.attention.read_tasks : context_.attention.tasks);
   context_.profile.end(worker, Phase::kAttention);
   const HeadLayout to_values{heads, plan_.value_dim, size_t(rank), size_t(plan_.value_dim)};
-  gemms.run_heads(worker, v_up_, to_values, {row(wide_rows_, 0), wide_rows_.stride, tokens},
+  gemms.run_heads(worker, v_up_, to_values, {row(wide_rows_, 0), wide_rows_.stride, results},
                   {Epilogue::kStore, row(q_rows_, 0), q_rows_.stride});
-  gemms.run(worker, out_, {row(q_rows_, 0), q_rows_.stride, tokens}, output);
+  const int turn = input.selects ? Rows::kRead : input.turn;
+  gemms.run(worker, out_, {row(q_rows_, 0), q_rows_.stride, results, nullptr, {}, turn}, output);
   context_.profile.end(worker, Phase::kOut);
 }
 
@@ -136,7 +139,8 @@ void LatentAttention::store(Worker& worker, const Step& step) const {
   });
 }
 
-AttentionArgs LatentAttention::arguments(const Worker& worker, const Step& step, const AttentionTask& task, int part) const {
+AttentionArgs LatentAttention::arguments(const Worker& worker, const Step& step, const AttentionTasks& tasks,
+                                         const AttentionTask& task, int part) const {
   const AttentionState& state = context_.attention;
   const size_t unit = context_.kernels.query_bytes[static_cast<int>(state.cache_type)];
   AttentionArgs args{};
@@ -152,16 +156,16 @@ AttentionArgs LatentAttention::arguments(const Worker& worker, const Step& step,
   args.block_stride = cache().block_bytes(worker.group());
   args.block_table = block_table(step, task.sequence);
   args.scratch = context_.workspace.scratch(worker);
-  args.out = row(wide_rows_, task.token_begin);  // its queries, key and latent are already stored
+  args.out = row(wide_rows_, task.row);  // the queries, the key and the latent there are already stored
   args.out_stride = wide_rows_.stride;
-  args.prefix = state.tasks.prefix_result(task, plan_.cache_group, 0, divided_, part);
+  args.prefix = tasks.prefix_result(task, plan_.cache_group, 0, divided_, part);
   args.line_pairs = brings_line_pairs();
   return args;
 }
 
-void LatentAttention::attend_to_prefixes(Worker& worker, const Step& step) const {
+void LatentAttention::attend_to_prefixes(Worker& worker, const Step& step, const AttentionTasks& tasks) const {
   const AttentionState& state = context_.attention;
-  const CommonPrefixes& prefixes = state.tasks.prefixes(plan_.cache_group);
+  const CommonPrefixes& prefixes = tasks.prefixes(plan_.cache_group);
   const int parts = cache().heads(worker.group(), layer_).size() > 0 ? divided_.num_kv_heads : 0;
   const auto units = prefixes.units();
   if (units.empty()) return;
@@ -169,35 +173,35 @@ void LatentAttention::attend_to_prefixes(Worker& worker, const Step& step) const
     const CommonPrefixes::Unit& unit = units[i / parts];
     const CommonPrefix& prefix = prefixes.prefix(unit.prefix);
     const int part = static_cast<int>(i % parts);
-    const AttentionArgs args = of_prefix(arguments(worker, step, state.tasks.task(prefix.task), part), prefix,
+    const AttentionArgs args = of_prefix(arguments(worker, step, tasks, tasks.task(prefix.task), part), prefix,
                                          prefixes.tokens(prefix), step.positions, row(query_rows_, 0));
-    context_.kernels.attention(state.cache_type).split(args, unit.split, state.tasks.partial(prefix, divided_, part, unit.split));
+    context_.kernels.attention(state.cache_type).split(args, unit.split, tasks.partial(prefix, divided_, part, unit.split));
   });
 }
 
-void LatentAttention::attend(Worker& worker, const Step& step) const {
-  attend_to_prefixes(worker, step);
+void LatentAttention::attend(Worker& worker, const Step& step, const AttentionTasks& tasks) const {
+  attend_to_prefixes(worker, step, tasks);
   const AttentionState& state = context_.attention;
   // The group that owns the KV head computes all query heads.
   const int parts = cache().heads(worker.group(), layer_).size() > 0 ? divided_.num_kv_heads : 0;
-  const auto units = state.tasks.units();
+  const auto units = tasks.units();
   worker.share_in_group(static_cast<int64_t>(units.size()) * parts, 1, [&](int64_t i, int64_t) {
     const AttentionTasks::Unit& unit = units[i / parts];
-    const AttentionTask& task = state.tasks.task(unit.task);
+    const AttentionTask& task = tasks.task(unit.task);
     const int part = static_cast<int>(i % parts);
-    const AttentionArgs args = arguments(worker, step, task, part);
+    const AttentionArgs args = arguments(worker, step, tasks, task, part);
     if (!task.split()) {
       context_.kernels.attention(state.cache_type).whole(args);
     } else if (unit.split < args.split_end() && !args.prefix.has_whole(unit.split)) {
-      context_.kernels.attention(state.cache_type).split(args, unit.split, state.tasks.partial(task, divided_, part, unit.split));
+      context_.kernels.attention(state.cache_type).split(args, unit.split, tasks.partial(task, divided_, part, unit.split));
     }
   });
-  const auto split = state.tasks.split_tasks();
+  const auto split = tasks.split_tasks();
   if (split.empty()) return;
   worker.share_in_group(static_cast<int64_t>(split.size()) * parts, 1, [&](int64_t i, int64_t) {
-    const AttentionTask& task = state.tasks.task(split[i / parts]);
+    const AttentionTask& task = tasks.task(split[i / parts]);
     const int part = static_cast<int>(i % parts);
-    context_.kernels.attention_reduce(arguments(worker, step, task, part), state.tasks.partial(task, divided_, part, 0));
+    context_.kernels.attention_reduce(arguments(worker, step, tasks, task, part), tasks.partial(task, divided_, part, 0));
   });
 }
 

@@ -10,6 +10,8 @@ namespace tidewheel {
 class LatentAttention final : public Mixer {
  public:
   LatentAttention(const LatentAttentionPlan& plan, const std::string& prefix, Context& context);
+  bool keeps() const override { return true; }
+  bool selects() const override { return true; }
   void run(Worker& worker, const Step& step, const Rows& input, const Output& output) const override;
   void remember(Worker& worker, const Step& step, const Rows& input) const override;
 
@@ -25,9 +27,10 @@ class LatentAttention final : public Mixer {
   void arrange(Worker& worker, int tokens) const;
   // Rotates tokens' queries and keys. Stores the queries, and stores keys and latents in the cache.
   void store(Worker& worker, const Step& step) const;
-  void attend(Worker& worker, const Step& step) const;
-  void attend_to_prefixes(Worker& worker, const Step& step) const;
-  AttentionArgs arguments(const Worker& worker, const Step& step, const AttentionTask& task, int part) const;
+  void attend(Worker& worker, const Step& step, const AttentionTasks& tasks) const;
+  void attend_to_prefixes(Worker& worker, const Step& step, const AttentionTasks& tasks) const;
+  AttentionArgs arguments(const Worker& worker, const Step& step, const AttentionTasks& tasks, const AttentionTask& task,
+                          int part) const;
 
   const Context& context_;
   const LatentAttentionPlan plan_;

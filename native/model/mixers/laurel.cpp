@@ -21,12 +21,12 @@ void Laurel::run(Worker& worker, const Step&, const Rows& input, const Output& o
   float *x = workspace.rows(input_), *between = workspace.rows(between_), *learned = workspace.rows(learned_);
   worker.share(input.count, 4, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
-      std::copy_n(input.x + row * input.stride, hidden, x + row * hidden);
+      std::copy_n(input.row(row), hidden, x + row * hidden);
       if (input.norm.kind != NormKind::kNone) context_.kernels.normalize(input.norm, x + row * hidden, static_cast<int>(hidden));
     }
   });
-  context_.gemms.run(worker, down_, {x, hidden, input.count}, {Epilogue::kStore, between, between_.stride});
-  context_.gemms.run(worker, up_, {between, between_.stride, input.count}, {Epilogue::kStore, learned, hidden});
+  context_.gemms.run(worker, down_, {x, hidden, input.count, nullptr, {}, input.turn}, {Epilogue::kStore, between, between_.stride});
+  context_.gemms.run(worker, up_, {between, between_.stride, input.count, nullptr, {}, input.turn}, {Epilogue::kStore, learned, hidden});
   context_.profile.end(worker, Phase::kUp);
   worker.share(input.count, 4, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {

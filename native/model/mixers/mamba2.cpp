@@ -30,15 +30,19 @@ Mamba2::Mamba2(const Mamba2Plan& plan, const std::string& prefix, Context& conte
   gates_ = context.workspace.add<float>(round_up(2 * heads, 16));
 }
 
-void Mamba2::run(Worker& worker, const Step&, const Rows& input, const Output& output) const {
+void Mamba2::run(Worker& worker, const Step& step, const Rows& input, const Output& output) const {
   context_.gemms.run(worker, in_, input, {Epilogue::kStore, rows(0).first, rows_.stride});
   if (scales_) scale_inputs(worker, input.count);
   context_.profile.end(worker, Phase::kQkv);
   if (!context_.states.replayed().empty()) recur_all(worker, context_.states.replayed());
   recur_all(worker, context_.states.running());
-  worker.share(input.count, 1, [&](int64_t token, int64_t) { gate(static_cast<int>(token)); });
+  const Rows results = results_of(step, input, rows(0).first, rows_.stride);
+  if (results.count == 0) return;
+  worker.share(results.count, 1, [&](int64_t i, int64_t) {
+    gate(results.gather ? results.gather[i] : static_cast<int>(i));
+  });
   context_.profile.end(worker, Phase::kNorm);
-  context_.gemms.run(worker, out_, {rows(0).first, rows_.stride, input.count}, output);
+  context_.gemms.run(worker, out_, results, output);
   context_.profile.end(worker, Phase::kOut);
 }
 

@@ -8,6 +8,8 @@ namespace tidewheel {
 class Mamba2 final : public Mixer {
  public:
   Mamba2(const Mamba2Plan& plan, const std::string& prefix, Context& context);
+  bool keeps() const override { return true; }
+  bool selects() const override { return true; }
   void run(Worker& worker, const Step& step, const Rows& input, const Output& output) const override;
 
  private:

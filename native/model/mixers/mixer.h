@@ -14,8 +14,15 @@ class Mixer {
  public:
   virtual ~Mixer() = default;
 
-  // Computes the rows of all tokens, and stores or adds them as `output` says. The whole team calls it, and it ends
-  // with a barrier. It reads all of the input before it writes the output, so both may be the same rows.
+  // Whether it keeps something of each token for others: K and V, or a state. Then its input has the rows of all tokens.
+  // Otherwise it can also be of other rows.
+  virtual bool keeps() const { return false; }
+  // Whether `run` can compute the rows of Step::read_rows alone from an input of all tokens.
+  virtual bool selects() const { return false; }
+
+  // Computes a row for each of the input's, or, if the input selects, for each of Step::read_rows. Stores or adds them
+  // as `output` says. The whole team calls it, and it ends with a barrier. It reads all of the input before it writes
+  // the output, so both may be the same rows.
   virtual void run(Worker& worker, const Step& step, const Rows& input, const Output& output) const = 0;
 
   // Writes only what the mixer keeps of the tokens in the KV cache, as `run` does, and ends with a barrier. Does

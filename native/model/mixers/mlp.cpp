@@ -104,7 +104,7 @@ void Mlp::run_clipped(Worker& worker, const Rows& input, const Output& output) c
     }
   });
   context_.profile.end(worker, Phase::kUp);
-  clipped_down_.run(worker, {upper, upper_.stride, input.count}, clipped_, output);
+  clipped_down_.run(worker, {upper, upper_.stride, input.count, nullptr, {}, input.turn}, clipped_, output);
   context_.profile.end(worker, Phase::kDown);
 }
 
@@ -135,7 +135,7 @@ void Mlp::run(Worker& worker, const Step&, const Rows& input, const Output& outp
     context_.gemms.run(worker, up_, input, {epilogue, activated, activated_.stride, scale, plan_.activation});
   }
   context_.profile.end(worker, Phase::kUp);
-  context_.gemms.run(worker, down_, {activated, activated_.stride, input.count}, output);
+  context_.gemms.run(worker, down_, {activated, activated_.stride, input.count, nullptr, {}, input.turn}, output);
   context_.profile.end(worker, Phase::kDown);
 }
 

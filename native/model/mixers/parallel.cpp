@@ -14,8 +14,20 @@ Parallel::Parallel(const ParallelPlan& plan, const std::string& prefix, Context&
 }
 
 void Parallel::run(Worker& worker, const Step& step, const Rows& input, const Output& output) const {
-  const float* x = take(worker, input, output.epilogue == Epilogue::kStore ? output.y : nullptr);
-  for (const ResidualBlock& residual : residuals_) residual.run(worker, step, x, output.y, output.scale);
+  const size_t size = context_.hidden_size;
+  const int read = static_cast<int>(step.read_rows.size());
+  const bool stores = output.epilogue == Epilogue::kStore;
+  const float* x = take(worker, input, stores && !input.selects ? output.y : nullptr);
+  if (stores && input.selects) {
+    worker.share(read, 4, [&](int64_t begin, int64_t end) {
+      std::fill_n(output.y + begin * size, (end - begin) * size, 0.0f);
+    });
+  }
+  for (const ResidualBlock& residual : residuals_) {
+    Rows rows{x, size, input.count, nullptr, {}, input.turn, input.selects};
+    if (input.selects && !residual.keeps()) rows = {x, size, read, step.read_rows.data(), {}, Rows::kRead};
+    residual.run(worker, step, rows, output.y, output.scale);
+  }
 }
 
 void Parallel::remember(Worker& worker, const Step& step, const Rows& input) const {
@@ -27,7 +39,7 @@ const float* Parallel::take(Worker& worker, const Rows& input, float* cleared) c
   float* x = context_.workspace.rows(input_);
   worker.share(input.count, 4, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
-      std::copy_n(input.x + row * input.stride, size, x + row * size);
+      std::copy_n(input.row(row), size, x + row * size);
       if (input.norm.kind != NormKind::kNone) context_.kernels.normalize(input.norm, x + row * size, size);
       if (cleared) std::fill_n(cleared + row * size, size, 0.0f);
     }

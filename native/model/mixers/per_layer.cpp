@@ -12,18 +12,19 @@ PerLayer::PerLayer(const PerLayerPlan& plan, const std::string& prefix, Context&
   gated_ = context.workspace.add<float>(round_up(plan.size, kPanel));
 }
 
-void PerLayer::run(Worker& worker, const Step&, const Rows& input, const Output& output) const {
+void PerLayer::run(Worker& worker, const Step& step, const Rows& input, const Output& output) const {
   float* gated = context_.workspace.rows(gated_);
   const PerLayerInputs& inputs = context_.per_layer;
   const float* values = context_.workspace.rows(inputs.rows) + plan_.layer * plan_.size;
   context_.gemms.run(worker, gate_, input, {Epilogue::kActivation, gated, gated_.stride, 1, plan_.activation});
   worker.share(input.count, 4, [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t) {
-      for (int i = 0; i < plan_.size; ++i) gated[t * gated_.stride + i] *= values[t * inputs.rows.stride + i];
+    for (int64_t row = begin; row < end; ++row) {
+      const int64_t token = input.turn == Rows::kRead ? step.read_rows[row] : row;
+      for (int i = 0; i < plan_.size; ++i) gated[row * gated_.stride + i] *= values[token * inputs.rows.stride + i];
     }
   });
   context_.profile.end(worker, Phase::kUp);
-  context_.gemms.run(worker, projection_, {gated, gated_.stride, input.count}, output);
+  context_.gemms.run(worker, projection_, {gated, gated_.stride, input.count, nullptr, {}, input.turn}, output);
   context_.profile.end(worker, Phase::kDown);
 }
 

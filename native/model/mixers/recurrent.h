@@ -17,6 +17,12 @@ void share_parts(Worker& worker, std::span<const SequenceTokens> sequences, int 
                [&](int64_t i, int64_t) { body(sequences[i / parts], static_cast<int>(i % parts)); });
 }
 
+// Of the rows of all tokens, those whose results a mixer with this input computes.
+inline Rows results_of(const Step& step, const Rows& input, const float* rows, size_t stride) {
+  if (!input.selects) return {rows, stride, input.count, nullptr, {}, input.turn};
+  return {rows, stride, static_cast<int>(step.read_rows.size()), step.read_rows.data(), {}, Rows::kRead};
+}
+
 constexpr int kPartChannels = 128;  // channels that a worker convolves at a time
 
 inline float softplus(float x) { return x > 20 ? x : std::log1p(std::exp(x)); }

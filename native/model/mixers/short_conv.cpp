@@ -15,7 +15,7 @@ ShortConv::ShortConv(const ShortConvPlan& plan, const std::string& prefix, Conte
   rows_ = context.workspace.add<float>(round_up(3 * size, 16));
 }
 
-void ShortConv::run(Worker& worker, const Step&, const Rows& input, const Output& output) const {
+void ShortConv::run(Worker& worker, const Step& step, const Rows& input, const Output& output) const {
   const int size = plan_.size;
   float* const rows = context_.workspace.rows(rows_);
   context_.gemms.run(worker, in_, input, {Epilogue::kStore, rows, rows_.stride});
@@ -33,7 +33,9 @@ void ShortConv::run(Worker& worker, const Step&, const Rows& input, const Output
   if (!context_.states.replayed().empty()) share_parts(worker, context_.states.replayed(), parts, convolve);
   share_parts(worker, context_.states.running(), parts, convolve);
   context_.profile.end(worker, Phase::kConvolution);
-  context_.gemms.run(worker, out_, {rows + 2 * size, rows_.stride, input.count}, output);
+  const Rows results = results_of(step, input, rows + 2 * size, rows_.stride);
+  if (results.count == 0) return;
+  context_.gemms.run(worker, out_, results, output);
   context_.profile.end(worker, Phase::kOut);
 }
 

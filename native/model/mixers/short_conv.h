@@ -8,6 +8,8 @@ namespace tidewheel {
 class ShortConv final : public Mixer {
  public:
   ShortConv(const ShortConvPlan& plan, const std::string& prefix, Context& context);
+  bool keeps() const override { return true; }
+  bool selects() const override { return true; }
   void run(Worker& worker, const Step& step, const Rows& input, const Output& output) const override;
 
  private:
