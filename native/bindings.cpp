@@ -524,8 +524,9 @@ void normalize_rows(const std::string& isa, RowsOut rows, float epsilon, Array1<
 }
 
 void run_layers(Tower& tower, int layer, int end, RowsOut rows, Array1<int32_t> query_start, Array1<int32_t> lengths,
-                Positions positions, Seen seen, Adapters adapters) {
-  const TowerPiece piece = piece_of(rows.shape(0), query_start, lengths, 0, positions, seen, adapters);
+                Positions positions, Seen seen, Adapters adapters, std::optional<Array1<int32_t>> read) {
+  TowerPiece piece = piece_of(rows.shape(0), query_start, lengths, 0, positions, seen, adapters);
+  if (read) piece.read = {read->data(), read->size()};
   const nb::gil_scoped_release release;
   tower.run(layer, end, piece, {rows.data(), rows.size()});
 }
@@ -681,7 +682,7 @@ NB_MODULE(_native, m) {
       .def("remember", &remember_layer, "layer"_a, "rows"_a, "query_start"_a, "lengths"_a, "first"_a, "positions"_a.none(),
            "seen"_a.none() = nb::none(), "adapters"_a.none() = nb::none())
       .def("run", &run_layers, "layer"_a, "end"_a, "rows"_a, "query_start"_a, "lengths"_a, "positions"_a.none(),
-           "seen"_a.none() = nb::none(), "adapters"_a.none() = nb::none())
+           "seen"_a.none() = nb::none(), "adapters"_a.none() = nb::none(), "read"_a.none() = nb::none())
       .def("finish", &finish_layer, "layer"_a, "rows"_a, "query_start"_a, "lengths"_a, "first"_a, "positions"_a.none(),
            "seen"_a.none() = nb::none(), "adapters"_a.none() = nb::none())
       .def("pack_adapter", [](const Tower& self, const std::string& dtype, const std::vector<Update>& updates) {

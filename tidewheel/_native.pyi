@@ -489,6 +489,7 @@ class Tower:
         positions: NDArray[np.int32] | None,
         seen: NDArray[np.int32] | None = None,
         adapters: NDArray[np.int32] | None = None,
+        read: NDArray[np.int32] | None = None,
     ) -> None: ...
     def finish(
         self,

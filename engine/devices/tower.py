@@ -89,8 +89,11 @@ class TowerExecutor(ABC):
         seen: NDArray[np.int32] | None = None,
         in_place: bool = False,
         adapters: NDArray[np.int32] | None = None,
+        read: NDArray[np.int32] | None = None,
     ) -> Generator[None, None, Rows]:
-        """All layers, one after the other: see `layer`."""
+        """All layers, one after the other: see `layer`. If only the rows `read`, in ascending order, are read, the
+        others may be of an earlier layer.
+        """
         for index in range(len(self.spec.layers)):
             rows = yield from self.layer(
                 index, rows, segments, positions, seen=seen, in_place=in_place or index > 0, adapters=adapters

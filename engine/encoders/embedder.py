@@ -11,7 +11,7 @@ from ..errors import InvalidRequestError, ModelError, quoted
 from .description import EncoderDescription
 from .encoder import Encoder, ScorePlan
 from .graph import POOLED_OUTPUT, TOKEN_OUTPUTS, TOKEN_VECTORS, TOKEN_WEIGHTS, EncoderGraph
-from .pooling import Floats, cosines, normalized, pool
+from .pooling import Floats, cosines, looks_at_ends, normalized, places_read, pool
 from .sparse_vectors import strongest
 from .tasks import Task
 from .tokenization import EncoderInput, EncoderTokenizer, special_texts
@@ -197,6 +197,13 @@ class Embedder(Encoder):
             )
         found: dict[Task, str] = {"embed": POOLED_OUTPUT}
         return found if tokens is None else {**found, "token_embed": tokens}
+
+    def _read(self, task: Task, inputs: Sequence[EncoderInput]) -> Sequence[Sequence[int]] | None:
+        if task != "embed" or self._outputs[task] not in TOKEN_OUTPUTS:
+            return None
+        if not looks_at_ends(self.pooling):
+            return None
+        return [places_read(len(item), item.prompt_length, self.pooling) for item in inputs]
 
     def _results(self, task: Task, values: Sequence[Floats], inputs: Sequence[EncoderInput]) -> list[Floats]:
         if task == "sparse":

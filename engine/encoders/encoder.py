@@ -153,11 +153,11 @@ class Encoder(ABC):
 
     def run(self, task: Task, inputs: Sequence[EncoderInput]) -> list[Floats]:
         """The result of each input of a batch, as Task says. `task` must be one of the encoder's."""
-        return self._results(task, self._graph.run(self._outputs[task], inputs), inputs)
+        return self._results(task, self._graph.run(self._outputs[task], inputs, self._read(task, inputs)), inputs)
 
     def pieces(self, task: Task, inputs: Sequence[EncoderInput]) -> Generator[None, None, list[Floats]]:
         """`run` in pieces: see EncoderGraph."""
-        values = yield from self._graph.pieces(self._outputs[task], inputs)
+        values = yield from self._graph.pieces(self._outputs[task], inputs, self._read(task, inputs))
         return self._results(task, values, inputs)
 
     def set_piece(self, seconds: float) -> None:
@@ -223,6 +223,10 @@ class Encoder(ABC):
     @abstractmethod
     def _choose_outputs(self, description: EncoderDescription) -> Mapping[Task, str]:
         """The graph's output that each of the encoder's tasks needs."""
+
+    def _read(self, task: Task, inputs: Sequence[EncoderInput]) -> Sequence[Sequence[int]] | None:
+        """The places of the tokens whose rows `_results` looks at: see EncoderGraph."""
+        return None
 
     @abstractmethod
     def _results(self, task: Task, values: Sequence[Floats], inputs: Sequence[EncoderInput]) -> list[Floats]:

@@ -36,18 +36,25 @@ class EncoderGraph(ABC):
     info: Mapping[str, str] = {}
 
     @abstractmethod
-    def run(self, output: str, inputs: Sequence[EncoderInput]) -> Sequence[Floats]:
+    def run(
+        self, output: str, inputs: Sequence[EncoderInput], read: Sequence[Sequence[int]] | None = None
+    ) -> Sequence[Floats]:
         """One of the outputs for each input: `[tokens, width]` for an output of tokens, `[words, 2]` for SPARSE, with
         words in ascending order and their weights, else `[width]`.
+
+        `read` are the places of the tokens that are looked at in each input, in ascending order: in one of
+        TOKEN_OUTPUTS, the rows of others may be anything. None: all.
         """
 
-    def pieces(self, output: str, inputs: Sequence[EncoderInput]) -> Generator[None, None, Sequence[Floats]]:
+    def pieces(
+        self, output: str, inputs: Sequence[EncoderInput], read: Sequence[Sequence[int]] | None = None
+    ) -> Generator[None, None, Sequence[Floats]]:
         """`run`, but it yields after each piece of work, if there are several.
 
         In between, `run` and other `pieces` may be called unless the graph `is_within_layer`.
         """
         yield from ()
-        return self.run(output, inputs)
+        return self.run(output, inputs, read)
 
     def set_piece(self, seconds: float) -> None:
         """How long a piece takes from now on, about."""

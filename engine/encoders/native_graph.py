@@ -85,11 +85,15 @@ class NativeGraph(EncoderGraph):
         if model.tasks is not None:
             self.adapters = tuple(model.tasks.prompts)
 
-    def run(self, output: str, inputs: Sequence[EncoderInput]) -> Sequence[Floats]:
+    def run(
+        self, output: str, inputs: Sequence[EncoderInput], read: Sequence[Sequence[int]] | None = None
+    ) -> Sequence[Floats]:
         """See EncoderGraph."""
-        return self._finished(self.pieces(output, inputs))
+        return self._finished(self.pieces(output, inputs, read))
 
-    def pieces(self, output: str, inputs: Sequence[EncoderInput]) -> Generator[None, None, Sequence[Floats]]:
+    def pieces(
+        self, output: str, inputs: Sequence[EncoderInput], read: Sequence[Sequence[int]] | None = None
+    ) -> Generator[None, None, Sequence[Floats]]:
         """See EncoderGraph. Only layers and logits of words are cut; the rest is short."""
         lengths = [len(item) for item in inputs]
         starts = np.zeros(len(inputs) + 1, np.int32)
@@ -104,8 +108,9 @@ class NativeGraph(EncoderGraph):
         if self._model.skips:
             rows = yield from self._layers_and_skips(rows, starts, places, seen, adapters)
         else:
+            read_rows = self._read_rows(output, inputs, starts, read)
             rows = yield from self._tower.layers(
-                rows, starts, places[None], seen=seen, in_place=True, adapters=adapters
+                rows, starts, places[None], seen=seen, in_place=True, adapters=adapters, read=read_rows
             )
         rows = self._normalized("final_norm", self._model.final_norm, rows)
         if output == LOGITS:
@@ -244,6 +249,25 @@ class NativeGraph(EncoderGraph):
                 before = np.tanh(before) if skip.activation == "tanh" else before
             rows = self._normalized(f"skips.{index}", skip.norm, rows + before)
         return rows
+
+    def _read_rows(
+        self,
+        output: str,
+        inputs: Sequence[EncoderInput],
+        starts: NDArray[np.int32],
+        read: Sequence[Sequence[int]] | None,
+    ) -> NDArray[np.int32] | None:
+        """The rows behind the last layer that are looked at; None: all."""
+        if output == LOGITS:
+            if self._head.pooling not in ("cls", "last"):
+                return None
+            last = self._head.pooling == "last"
+            read = [[_last(item, self._head.padding_id) if last else 0] for item in inputs]
+        elif output not in TOKEN_OUTPUTS or read is None:
+            return None
+        return np.concatenate(
+            [np.array(of_text, np.int32) + start for of_text, start in zip(read, starts, strict=False)]
+        )
 
     def _text_logits(self, texts: Sequence[Rows], inputs: Sequence[EncoderInput]) -> Sequence[Floats]:
         head = self._head

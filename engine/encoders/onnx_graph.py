@@ -54,8 +54,10 @@ class OnnxGraph(EncoderGraph):
         if "input_ids" not in self._types:
             raise ModelError(f"{path} has no input input_ids; it has {', '.join(self._types)}")
 
-    def run(self, output: str, inputs: Sequence[EncoderInput]) -> Sequence[Floats]:
-        """See EncoderGraph. The graph takes those of the three arrays that it has."""
+    def run(
+        self, output: str, inputs: Sequence[EncoderInput], read: Sequence[Sequence[int]] | None = None
+    ) -> Sequence[Floats]:
+        """See EncoderGraph. The graph takes those of the three arrays that it has, and computes all rows."""
         lengths = np.array([len(item) for item in inputs])
         ids = np.full((len(inputs), lengths.max()), self._pad_token_id, np.int64)
         types = np.zeros_like(ids)

@@ -19,6 +19,17 @@ def pool(tokens: Floats, prompt_length: int, modes: Sequence[str]) -> Floats:
     return np.concatenate([POOLING_MODES[mode](tokens[first:], first) for mode in modes])
 
 
+def looks_at_ends(modes: Sequence[str]) -> bool:
+    """Whether `pool` looks at nothing but the first token that counts and the last one."""
+    return set(modes) <= {"cls", "lasttoken"}
+
+
+def places_read(length: int, prompt_length: int, modes: Sequence[str]) -> list[int]:
+    """Which of so many tokens `pool` looks at where it looks at ends, in ascending order."""
+    first, last = min(prompt_length, length - 1), length - 1
+    return sorted({first if mode == "cls" else last for mode in modes})
+
+
 def normalized(vectors: Floats) -> Floats:
     """The vectors scaled to length 1. Zero vectors do not change. Shape [N, size]."""
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)

@@ -37,6 +37,8 @@ Tower::Tower(TowerPlan plan, const Kernels& kernels, CacheType cache_type, Tower
   attention_.queries = Arena(most_rows * attention_.query_bytes);
   attention_.positions = Arena((most_rows + kBlockTokens) * attention_.position_floats * sizeof(float));
   attention_.tasks = AttentionTasks(attention_.divided, attention_.windows, shape.piece_rows, shape.piece_rows, ownership);
+  attention_.read_tasks = attention_.tasks;
+  read_ = Arena(size_t(shape.piece_rows) * plan_.hidden_size * sizeof(float));
 }
 
 bool Tower::use_threads(std::shared_ptr<ThreadPool> pool) {
@@ -168,6 +170,10 @@ size_t Tower::check(int layer, const TowerPiece& piece, size_t num_floats, bool 
   }
   require(blocks <= num_blocks_, "the segments take more blocks than there are");
   require(piece.adapters.empty() || piece.adapters.size() == segments, "every segment needs the number of an adapter, or -1");
+  for (size_t i = 0; i < piece.read.size(); ++i) {
+    require(piece.read[i] >= (i ? piece.read[i - 1] + 1 : 0) && size_t(piece.read[i]) < rows,
+            "rows that are read must lie within the piece, in ascending order");
+  }
   const size_t positions = piece.rope_positions.size(), axes = attention_.ropes.axes();
   require(positions % rows == 0 && (positions == 0 || positions / rows >= axes), "rope needs positions on each of its axes, one for each row");
   return rows;
@@ -176,7 +182,7 @@ size_t Tower::check(int layer, const TowerPiece& piece, size_t num_floats, bool 
 Step Tower::step_of(const TowerPiece& piece, size_t num_rows, int reach) {
   const size_t segments = piece.lengths.size();
   const int stride = blocks_of(*std::max_element(piece.lengths.begin(), piece.lengths.end()));
-  adapters_.begin(piece.adapters, piece.query_start, {}, 1);
+  adapters_.begin(piece.adapters, piece.query_start, {}, 1, piece.read);
   token_ids_.assign(num_rows, 0);
   positions_.resize(num_rows), visible_until_.resize(num_rows);
   block_tables_.assign(segments * stride, 0);
@@ -211,9 +217,33 @@ void Tower::run_blocks(int layer, int end, const Step& step, float* rows) {
   pool_->run([&](Worker& worker) {
     if (!step.remembered) compute_ropes(worker, step);  // otherwise queries and keys are rotated already
     for (int i = layer; i < end; ++i) {
-      for (const ResidualBlock& residual : layers_[i]) residual.run(worker, step, rows, rows);
+      if (i + 1 == end && !step.read_rows.empty()) {
+        run_read(worker, i, step, rows);
+      } else {
+        for (const ResidualBlock& residual : layers_[i]) residual.run(worker, step, rows, rows);
+      }
     }
   });
+}
+
+void Tower::run_read(Worker& worker, int layer, const Step& step, float* rows) {
+  const size_t size = plan_.hidden_size;
+  const int tokens = static_cast<int>(step.token_ids.size()), count = static_cast<int>(step.read_rows.size());
+  float* const read = reinterpret_cast<float*>(read_.data());
+  const auto each = [&](auto&& body) {
+    worker.share(count, 4, [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) body(rows + step.read_rows[row] * size, read + row * size);
+    });
+  };
+  each([&](const float* of_piece, float* of_read) { std::copy_n(of_piece, size, of_read); });
+  for (const ResidualBlock& residual : layers_[layer]) {
+    if (residual.keeps()) {  // the first, if any
+      residual.run(worker, step, {rows, size, tokens, nullptr, {}, Rows::kTokens, true}, read);
+    } else {
+      residual.run(worker, step, {read, size, count, nullptr, {}, Rows::kRead}, read);
+    }
+  }
+  each([&](float* of_piece, const float* of_read) { std::copy_n(of_read, size, of_piece); });
 }
 
 void Tower::run(int layer, int end, const TowerPiece& piece, std::span<float> rows) {
@@ -223,7 +253,12 @@ void Tower::run(int layer, int end, const TowerPiece& piece, std::span<float> ro
   for (int next; layer < end; layer = next) {
     next = static_cast<int>(std::find_if(reaches_.begin() + layer, reaches_.begin() + end,
                                          [&](int reach) { return reach != reaches_[layer]; }) - reaches_.begin());
-    run_blocks(layer, next, step_of(piece, count, reaches_[layer]), rows.data());
+    Step step = step_of(piece, count, reaches_[layer]);
+    if (next == end && !piece.read.empty()) {
+      step.read_rows = piece.read;
+      attention_.read_tasks.build_some(piece.read, step.query_start, step.context_len, step.block_tables, step.visible_until);
+    }
+    run_blocks(layer, next, step, rows.data());
   }
 }
 
@@ -249,12 +284,13 @@ void Tower::release_scratch() {
   gemms_.forget();
   attention_.queries.forget();
   attention_.positions.forget();
+  read_.forget();
   attention_.caches[0].forget();
 }
 
 size_t Tower::scratch_bytes() const {
   return workspace_.bytes() + gemms_.bytes() + attention_.queries.bytes() + attention_.positions.bytes() +
-         attention_.caches[0].bytes();
+         attention_.caches[0].bytes() + read_.bytes();
 }
 
 }  // namespace tidewheel

@@ -32,6 +32,8 @@ struct TowerPiece {
   int first = 0;
   std::span<const int32_t> rope_positions;  // [axes, rows]; empty without rope
   std::span<const int32_t> seen = {};       // [S]: how many rows of each segment are seen, from its first on; empty: all
+  // Of the last layer of a `run`, only these rows are computed, in ascending order; empty: all.
+  std::span<const int32_t> read = {};
   std::span<const int32_t> adapters = {};   // [S]: the numbers of the segments' adapters, -1: none; empty: none has one
 };
 
@@ -66,7 +68,8 @@ class Tower {
   //
   // The projection of `rows` [T, inputs] to `out` [T, outputs].
   void project(const std::string& name, std::span<const float> rows, std::span<float> out);
-  // The layers of `rows` [T, hidden] from `layer` to `end`, in place. All segments of the piece must be whole.
+  // The layers of `rows` [T, hidden] from `layer` to `end`, in place. All segments of the piece must be whole. Rows that
+  // are not read are left as they were before the last layer.
   void run(int layer, int end, const TowerPiece& piece, std::span<float> rows);
   // For a segment that is longer than a piece: `remember` all of its rows, piece by piece, then `finish` them. Between
   // the two, no other layer may run. Neither computes anything twice.
@@ -107,6 +110,8 @@ class Tower {
   Step step_of(const TowerPiece& piece, size_t num_rows, int reach);
   void compute_ropes(Worker& worker, const Step& step) const;
   void run_blocks(int layer, int end, const Step& step, float* rows);
+  // A layer of the rows that are read, in place.
+  void run_read(Worker& worker, int layer, const Step& step, float* rows);
 
   const TowerPlan plan_;
   const Kernels& kernels_;
@@ -135,6 +140,7 @@ class Tower {
   std::map<std::string, Projection> projections_;
   std::map<std::string, CrossAttention> cross_attentions_;
   std::vector<std::deque<ResidualBlock>> layers_;
+  Arena read_;  // [piece rows, hidden] float: the rows that are read
   std::vector<int> reaches_;  // of each layer: a row sees itself and what is less far ahead; 0: to its segment's end
 
   // The arrays of a step.

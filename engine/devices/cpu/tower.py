@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
+from contextlib import nullcontext
 from math import prod
 
 import numpy as np
@@ -116,6 +117,20 @@ class CpuTower(TowerExecutor):
         adapters: NDArray[np.int32] | None = None,
     ) -> Generator[None, None, Rows]:
         """See TowerExecutor. Segments are computed together as long as they fit a piece."""
+        return (yield from self._layer(index, rows, segments, positions, seen, adapters, None, in_place=in_place))
+
+    def _layer(
+        self,
+        index: int,
+        rows: Rows,
+        segments: NDArray[np.int32],
+        positions: NDArray[np.int32] | None,
+        seen: NDArray[np.int32] | None,
+        adapters: NDArray[np.int32] | None,
+        read: NDArray[np.int32] | None,
+        *,
+        in_place: bool,
+    ) -> Generator[None, None, Rows]:
         native = self.native
         if self._is_between_turns:
             raise RuntimeError("another layer is under way")
@@ -131,13 +146,17 @@ class CpuTower(TowerExecutor):
         while first + 1 < len(starts):
             last = self._last_of_piece(starts, first, native.num_blocks)
             begin, end = int(starts[first]), int(starts[last])
-            own = _entries(adapters, first, last)
+            own, read_here = _entries(adapters, first, last), _within(read, begin, end)
+            if read_here is not None and not len(read_here):
+                first = last
+                continue
             if end - begin > self._run.rows(self.piece_s):
                 yield from self._in_turns(
-                    index, out[begin:end], _columns(positions, begin, end), _entries(seen, first, last), own
+                    index, out[begin:end], _columns(positions, begin, end), _entries(seen, first, last), own, read_here
                 )
             else:
-                with self._run.piece(end - begin):
+                # Of a layer of which little is computed, the time tells nothing of others.
+                with self._run.piece(end - begin) if read_here is None else nullcontext():
                     native.run(
                         index,
                         index + 1,
@@ -147,6 +166,7 @@ class CpuTower(TowerExecutor):
                         _columns(positions, begin, end),
                         _entries(seen, first, last),
                         own,
+                        read_here,
                     )
                 yield
             first = last
@@ -161,13 +181,15 @@ class CpuTower(TowerExecutor):
         seen: NDArray[np.int32] | None = None,
         in_place: bool = False,
         adapters: NDArray[np.int32] | None = None,
+        read: NDArray[np.int32] | None = None,
     ) -> Generator[None, None, Rows]:
         """See TowerExecutor. A few rows go through all layers in one piece."""
         native, count, starts = self.native, len(self.spec.layers), np.asarray(segments, np.int32)
-        if not count or not 0 < len(rows) <= self._all.rows(self.piece_s) or _num_blocks(starts) > native.num_blocks:
-            return (
-                yield from super().layers(rows, segments, positions, seen=seen, in_place=in_place, adapters=adapters)
-            )
+        if not 0 < len(rows) <= self._all.rows(self.piece_s) or not count or _num_blocks(starts) > native.num_blocks:
+            for index in range(count):
+                wanted, here = read if index == count - 1 else None, in_place or index > 0
+                rows = yield from self._layer(index, rows, starts, positions, seen, adapters, wanted, in_place=here)
+            return rows
         if self._is_between_turns:
             raise RuntimeError("another layer is under way")
         out = checked_rows(rows, self.spec.hidden_size)
@@ -177,9 +199,9 @@ class CpuTower(TowerExecutor):
         check_seen(self.spec, starts, seen)
         check_adapters(starts, adapters)
         positions = checked_positions(self._axes, None, positions, len(out))
-        of_segments = [_entries(entries, 0, len(starts) - 1) for entries in (seen, adapters)]
+        seen, adapters = (_entries(entries, 0, len(starts) - 1) for entries in (seen, adapters))
         with self._all.piece(len(out)):
-            native.run(0, count, out, starts, lengths, positions, *of_segments)
+            native.run(0, count, out, starts, lengths, positions, seen, adapters, read)
         yield
         return out
 
@@ -273,22 +295,28 @@ class CpuTower(TowerExecutor):
         positions: NDArray[np.int32] | None,
         seen: NDArray[np.int32] | None,
         adapters: NDArray[np.int32] | None,
+        read: NDArray[np.int32] | None,
     ) -> Generator[None, None, None]:
-        """A segment that is longer than a piece, in place: first the queries, K and V of all rows, then the rest."""
+        """A segment that is longer than a piece, in place: first the queries, K and V of all rows, then the rest of
+        those that are read.
+        """
         native, lengths, is_kept = self.native, np.array([len(rows)], np.int32), False
+        whole = [(0, len(rows))]
+        runs = whole if read is None else _runs(read)
         try:
-            for pace, remembered in ((self._remember, False), (self._finish, True)):
-                begin = 0
-                while begin < len(rows):
-                    end = begin + pace.next_piece(len(rows) - begin, self.piece_s)
-                    here, columns = np.array([0, end - begin], np.int32), _columns(positions, begin, end)
-                    with pace.piece(end - begin):
-                        compute = native.finish if remembered else native.remember
-                        compute(index, rows[begin:end], here, lengths, begin, columns, seen, adapters)
-                    begin = end
-                    # Nothing of the segment is needed behind its last piece: before the next one, others may run.
-                    is_kept = self._is_between_turns = not remembered or end < len(rows)
-                    yield
+            for pace, remembered, parts in ((self._remember, False, whole), (self._finish, True, runs)):
+                for begin, stop in parts:
+                    while begin < stop:
+                        end = begin + pace.next_piece(stop - begin, self.piece_s)
+                        here, columns = np.array([0, end - begin], np.int32), _columns(positions, begin, end)
+                        # Single rows take longer, and tell nothing of pieces.
+                        with pace.piece(end - begin) if parts is whole else nullcontext():
+                            compute = native.finish if remembered else native.remember
+                            compute(index, rows[begin:end], here, lengths, begin, columns, seen, adapters)
+                        begin = end
+                        # Nothing of the segment is needed behind its last piece: before the next one, others may run.
+                        is_kept = self._is_between_turns = not remembered or end < runs[-1][1]
+                        yield
         finally:
             if is_kept:
                 self._is_between_turns = False
@@ -389,6 +417,20 @@ def _num_weights(spec: TowerSpec, index: int) -> int:
 
 def _columns(positions: NDArray[np.int32] | None, begin: int, end: int) -> NDArray[np.int32] | None:
     return None if positions is None else np.ascontiguousarray(positions[:, begin:end])
+
+
+def _within(read: NDArray[np.int32] | None, begin: int, end: int) -> NDArray[np.int32] | None:
+    """Which of a piece's rows are read."""
+    if read is None:
+        return None
+    first, last = np.searchsorted(read, (begin, end))
+    return np.ascontiguousarray(read[first:last] - begin, np.int32)
+
+
+def _runs(read: NDArray[np.int32]) -> list[tuple[int, int]]:
+    """The rows that follow each other: where they begin, and their ends."""
+    parts = np.split(read, np.flatnonzero(np.diff(read) > 1) + 1)
+    return [(int(part[0]), int(part[-1]) + 1) for part in parts]
 
 
 def _entries(of_segments: NDArray[np.int32] | None, first: int, last: int) -> NDArray[np.int32] | None:

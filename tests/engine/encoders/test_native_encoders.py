@@ -31,6 +31,7 @@ from tidewheel.engine.encoders.families.deberta import rows_of_distances
 from tidewheel.engine.encoders.families.jina_bert import FOR_CODE
 from tidewheel.engine.encoders.load import load_encoders
 from tidewheel.engine.encoders.options import EncoderDType
+from tidewheel.engine.encoders.pooling import pool
 from tidewheel.engine.encoders.tokenization import EncoderInput
 from tidewheel.engine.errors import DeviceError, ModelError
 
@@ -132,6 +133,20 @@ def test_another_text_runs_between_the_pieces_of_long_ones() -> None:
             times += 1
             np.testing.assert_array_equal(encoder.run("embed", short), between)
     assert times == 3 * 2  # after each text in each of the layers
+
+
+@pytest.mark.parametrize("pooling", [("cls",), ("lasttoken",), ("cls", "lasttoken")])
+@pytest.mark.parametrize("name", sample(EMBEDDERS, {"bert", "modernbert", "mistral", "deberta-3"}.__contains__))
+def test_a_pooled_token_has_the_bits_that_it_has_among_all(name: str, pooling: tuple[str, ...]) -> None:
+    encoder = embedder(zoo.native_folder(name))
+    encoder.pooling = pooling
+    inputs = [encoder.encode(text, truncate_to=encoder.max_length) for text in texts_of(name)]
+    tokens = encoder.run("token_embed", inputs)
+    ends = [pool(rows, item.prompt_length, pooling) for rows, item in zip(tokens, inputs, strict=True)]
+    wanted = [*np.stack(ends)]
+    np.testing.assert_array_equal(encoder.run("embed", inputs), wanted)
+    encoder.set_piece(1e-9)  # a long text is computed in pieces
+    np.testing.assert_array_equal(encoder.run("embed", inputs), wanted)
 
 
 @pytest.mark.parametrize(
