@@ -39,6 +39,8 @@ class DraftHead {
   // Called in a step before the model's residual block number `residual`, counted over all layers, and after the last
   // one. `hidden` [T, hidden] is the input of that block.
   virtual void watch(Worker&, const Step&, int, const float*) const {}
+  // Whether it reads rows of all tokens behind the input of residual block number `residual`.
+  virtual bool reads_behind(int) const { return true; }
   // Called in a step after the model's layers. Writes K and V of all its tokens. `hidden` [T, hidden] is the layers'
   // output, and `final_norm` is the model's.
   virtual void remember(Worker& worker, const Step& step, const float* hidden, const Norm& final_norm) const = 0;

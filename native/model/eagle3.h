@@ -21,6 +21,7 @@ class Eagle3 final : public DraftHead {
          const Buffer<float>& fused, Embed embed);
 
   void allocate(int max_sequences) override;
+  bool reads_behind(int residual) const override { return watched_.back().first > residual; }
   void watch(Worker& worker, const Step& step, int residual, const float* hidden) const override;
   void remember(Worker& worker, const Step& step, const float* hidden, const Norm& final_norm) const override;
   bool takes_prefixes() const override { return false; }  // they need tokens whose windows begin at the same place

@@ -211,8 +211,8 @@ void Executor::step(const Step& step, const std::function<void()>& before_sampli
 
 bool Executor::find_read_rows(const Step& step) {
   const auto& rows = step.logits_rows;
-  const bool all_are_read = draft_head_ || !plan_.has_head || !capture_.empty() || rows.size() >= step.token_ids.size();
-  if (all_are_read || last_keeping_ < 0) return false;
+  if (last_keeping_ < 0 || !plan_.has_head || !capture_.empty() || rows.size() >= step.token_ids.size()) return false;
+  if (draft_head_ && draft_head_->reads_behind(last_keeping_)) return false;
   const auto is_late = [&](int32_t layer) { return layer >= last_keeping_layer_; };
   if (std::ranges::any_of(step.media_layers, is_late)) return false;
   read_rows_.assign(rows.begin(), rows.end());

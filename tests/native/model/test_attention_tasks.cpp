@@ -68,3 +68,22 @@ TEST_CASE("every token has one task, and every KV split of a task a place of its
   CHECK(check({0, 80}, {1040}, until) == 2);
   CHECK(shared.task(0).num_splits() == 3);
 }
+
+TEST_CASE("of some tokens, those that follow each other in a sequence are computed together") {
+  const Heads layers[] = {{4, 4, 64}};
+  const std::vector<int> windows[] = {{0}};
+  AttentionTasks tasks(layers, windows, 256, 8, Ownership({1}));
+  std::vector<int32_t> blocks(3 * 100);
+  std::iota(blocks.begin(), blocks.end(), 0);
+  const BlockTables tables[] = {{blocks.data(), 100}};
+  const std::vector<int32_t> query_start{0, 40, 41, 50}, context_len{100, 30, 9}, tokens{3, 38, 39, 40, 41, 42, 49};
+  tasks.build_some(tokens, query_start, context_len, tables);
+  const std::vector<std::vector<int>> wanted{
+      {0, 3, 1, 0, 64}, {0, 38, 2, 1, 100}, {1, 40, 1, 3, 30}, {2, 41, 2, 4, 2}, {2, 49, 1, 6, 9}};
+  REQUIRE(tasks.count() == static_cast<int>(wanted.size()));
+  CHECK(tasks.shared_tasks().size() == wanted.size());
+  for (int i = 0; i < tasks.count(); ++i) {
+    const AttentionTask& task = tasks.task(i);
+    CHECK(std::vector<int>{task.sequence, task.token_begin, task.num_tokens, task.row, task.context} == wanted[i]);
+  }
+}
