@@ -19,6 +19,7 @@ from transformers.video_utils import VideoMetadata
 from vision_zoo import CASES, Image, VisionModel, photo
 
 from tidewheel.engine.media.frames import Frames
+from tidewheel.engine.media.picture import Picture
 
 VIDEO_CASES = ("qwen2-vl", "qwen2.5-vl", "qwen3-vl", "qwen3.5", "glm4.1v")
 # Of the video processor, which differs from that of images in all of them.
@@ -45,7 +46,7 @@ class Video(NamedTuple):
         """As a decoder gives them."""
         height, width = self.frames[0].shape[:2]
         seconds = tuple(i / self.fps for i in range(len(self.frames)))
-        return Frames(height, width, seconds, self.fps, iter(self.frames))
+        return Frames(height, width, seconds, self.fps, map(Picture, self.frames))
 
 
 def video(count: int, height: int, width: int, fps: float, seed: int = 0) -> Video:

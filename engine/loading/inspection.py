@@ -18,6 +18,7 @@ from ..devices.coverage import require_mixers
 from ..encoders.detection import is_encoder
 from ..encoders.inspection import EncoderInspection, inspect_encoder
 from ..errors import DeviceError, ModelError
+from ..media.picture import Picture
 from ..models import describe
 from ..models.spec import (
     AttentionSpec,
@@ -290,11 +291,11 @@ def _vision(opened: OpenedModel) -> VisionMemory | None:
     if opened.vision is None:
         return None
     vision = opened.vision.vision
-    images = {f"{width} x {height}": np.zeros((height, width, 3), np.uint8) for width, height in _IMAGE_SIZES}
+    black = {f"{width} x {height}": np.zeros((height, width, 3), np.uint8) for width, height in _IMAGE_SIZES}
     return VisionMemory(
         sum(math.prod(shape) for shape in tower_shapes(vision.spec).values()),
         opened.tower_bytes,
-        {size: vision.num_tokens(vision.process(image)[1]) for size, image in images.items()},
+        {size: vision.num_tokens(vision.process(Picture(image))[1]) for size, image in black.items()},
     )
 
 

@@ -13,6 +13,7 @@ import signal
 import socket
 import struct
 from collections.abc import Hashable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,7 @@ logger = logging.getLogger(__name__)
 
 _MAX_TILES = 4096
 _MAX_TILE_BYTES = 256 * 2**20  # of all tiles of an image
+_PIECE_BYTES = 2**20  # received by a call
 _TIMEVAL = struct.Struct("ll")
 
 # Pixels that were never written before come in small pages otherwise, which takes a fifth of the time.
@@ -102,10 +104,9 @@ class ImageDecoder:
         try:
             width, height, shapes, plain = json.loads(text)
             layout = layout_of(plain)
-            tiles = _received(connection, shapes)
+            tiles, digest = _received(connection, shapes, (layout, (vision or self._vision).settings))
         except (KeyError, RecursionError, TypeError, ValueError) as error:
             raise ImageError("its decoder has failed") from error
-        digest = _digest(tiles, layout, (vision or self._vision).settings)
         return Media(tiles, layout, self._vision.num_tokens(layout), digest, width, height, sent.modality)
 
 
@@ -114,35 +115,34 @@ def _shut(connection: socket.socket) -> None:
         connection.shutdown(socket.SHUT_RDWR)
 
 
-def _received(connection: socket.socket, shapes: Sequence[Sequence[int]]) -> tuple[NDArray[np.uint8], ...]:
-    """The tiles that come next, of these heights and widths. Raises ValueError if they would be too large."""
+def _received(
+    connection: socket.socket, shapes: Sequence[Sequence[int]], named: Hashable
+) -> tuple[tuple[NDArray[np.uint8], ...], bytes]:
+    """The tiles that come next, of these heights and widths, and the digest of them and of what is `named`.
+
+    The digest is made here and not by the decoder: an image that has taken it over could choose that of another.
+    Raises ValueError if the tiles would be too large.
+    """
     sizes = [3 * math.prod((int(height), int(width))) for height, width in shapes]
     if len(sizes) > _MAX_TILES or min(sizes, default=0) < 0 or sum(sizes) > _MAX_TILE_BYTES:
         raise ValueError("too many pixels")
-    tiles = []
-    # A call receives a whole tile without Python's lock. With Python's own timeout it would take the lock for each
-    # 200 KB, and wait for it each time while the event loop is busy.
+    tiles = tuple(np.empty((height, width, 3), np.uint8) for height, width in shapes)
+    digest = hashlib.sha256(repr(([tile.shape for tile in tiles], named)).encode())
+    # A call receives a piece without Python's lock. With Python's own timeout it would take the lock for each 200 KB,
+    # and wait for it each time while the event loop is busy.
     connection.settimeout(None)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL.pack(MAX_WALL_S, 0))
-    for height, width in shapes:
-        tile = np.empty((height, width, 3), np.uint8)
-        rest = tile.reshape(-1).data
-        while rest:  # a signal may end a call early
-            received = connection.recv_into(rest, len(rest), socket.MSG_WAITALL)
-            if not received:
-                raise EOFError
-            rest = rest[received:]
-        tile.flags.writeable = False
-        tiles.append(tile)
-    return tuple(tiles)
-
-
-def _digest(tiles: Sequence[NDArray[np.uint8]], layout: Hashable, settings: Hashable) -> bytes:
-    """Made here and not by the decoder: an image that has taken it over could choose that of another."""
-    made = hashlib.sha256(repr(([tile.shape for tile in tiles], layout, settings)).encode())
-    for tile in tiles:
-        made.update(tile.data)
-    return made.digest()
+    with ThreadPoolExecutor(1, "image-digest") as digesting:  # what has come, while more is received
+        for tile in tiles:
+            rest = tile.reshape(-1).data
+            while rest:
+                received = connection.recv_into(rest, min(len(rest), _PIECE_BYTES), socket.MSG_WAITALL)
+                if not received:
+                    raise EOFError
+                digesting.submit(digest.update, rest[:received])
+                rest = rest[received:]
+            tile.flags.writeable = False
+    return tiles, digest.digest()
 
 
 def _error_of(status: int) -> Exception:

@@ -15,13 +15,13 @@ import traceback
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..sandboxing.process import ANSWER, Outcome, bound_process, receive_message, serve
 from .decode_settings import DecodeSettings
 from .errors import ImageError
 from .layouts import plain_layout
 from .media import MediaFiles, Modality
+from .picture import Picture
 
 if TYPE_CHECKING:
     from .vision import Vision
@@ -71,7 +71,7 @@ def _prepared(state: bytes) -> Prepared:
     vision, settings = pickle.loads(state)
     import_decoders()
     with contextlib.suppress(Exception):  # a model need not take such a small image
-        vision.process(np.zeros((64, 64, 3), np.uint8))  # imports what it needs, once for all images
+        vision.process(Picture(np.zeros((64, 64, 3), np.uint8)))  # imports what it needs, once for all images
     return vision, settings
 
 
@@ -86,7 +86,7 @@ def _decode(connection: socket.socket, prepared: Prepared) -> None:
         begin += size
     del message
     _bound_process(settings.max_pixels)
-    tiles: tuple[NDArray[np.uint8], ...] = ()
+    tiles: tuple[Picture, ...] = ()
     outcome, number = Outcome.REFUSED, 0
     try:
         sent = MediaFiles(tuple(files), task.modality, task.fps)
@@ -101,7 +101,8 @@ def _decode(connection: socket.socket, prepared: Prepared) -> None:
     content = text.encode(errors="replace")
     connection.sendall(ANSWER.pack(outcome, number, len(content)) + content)
     for tile in tiles:
-        connection.sendall(tile.data)
+        for strip in tile.strips():  # the server receives and digests one while the next is made
+            connection.sendall(strip)
 
 
 def _bound_process(max_pixels: int) -> None:
@@ -109,9 +110,9 @@ def _bound_process(max_pixels: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))  # whatever an image makes a decoder do, it opens nothing
 
 
-def _decoded(vision: Vision, sent: MediaFiles, settings: DecodeSettings) -> tuple[tuple[NDArray[np.uint8], ...], str]:
+def _decoded(vision: Vision, sent: MediaFiles, settings: DecodeSettings) -> tuple[tuple[Picture, ...], str]:
     """The tiles, and in JSON the image's width and height, the tiles' shapes, and the layout."""
-    from .pixels import frames_of, picture_of, pixels_of
+    from .pixels import frames_of, picture_of
 
     try:
         if sent.modality == "video":
@@ -119,13 +120,10 @@ def _decoded(vision: Vision, sent: MediaFiles, settings: DecodeSettings) -> tupl
             height, width = frames.height, frames.width
             tiles, layout = vision.process_video(frames)
         else:
-            picture = (picture_of if vision.resizes_first else pixels_of)(sent.files[0], settings)
+            picture = picture_of(sent.files[0], settings)
             height, width = picture.shape[:2]
             tiles, layout = vision.process(picture)
     except ValueError as error:
         raise ImageError(str(error)) from error
-    for tile in tiles:
-        if tile.dtype != np.uint8 or tile.ndim != 3 or tile.shape[2] != 3:
-            raise TypeError(f"a tile is {tile.dtype} {tile.shape}")
     head = json.dumps([width, height, [tile.shape[:2] for tile in tiles], plain_layout(layout)])
-    return tuple(np.ascontiguousarray(tile) for tile in tiles), head
+    return tiles, head

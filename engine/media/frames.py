@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+
+from .picture import Picture
 
 _LEAST_FRAMES = 4
 
 
 class Frames(NamedTuple):
-    """The frames of a video that are taken, `pixels` one after the other, each `[height, width, 3]`.
+    """The frames of a video that are taken, one after the other.
 
     `seconds` says when each is shown first, and `fps` how many of them there are in a second.
     """
@@ -21,7 +22,7 @@ class Frames(NamedTuple):
     width: int
     seconds: tuple[float, ...]
     fps: float
-    pixels: Iterator[NDArray[np.uint8]]
+    pictures: Iterator[Picture]
 
 
 def sampled(count: int, duration: float, fps: float, most: int) -> list[int]:

@@ -16,46 +16,32 @@ from .errors import ImageError
 from .formats import FORMATS, image_format
 from .frames import Frames, sampled
 from .media import MediaFiles
-from .processing import Picture
+from .picture import STRIP_PIXELS, Picture
 
-_STRIP_PIXELS = 2**17
 _MAX_S = 24 * 3600  # of a video, whose seconds some models count positions by
 _SHORTEST_S, _USUAL_S = 0.02, 0.1  # browsers show a picture of an animation for so long if it is to be shown for less
 
 
-def pixels_of(data: bytes, settings: DecodeSettings) -> NDArray[np.uint8]:
-    """The pixels `[height, width, 3]` of a file: upright, in RGB, of the first picture.
+def picture_of(data: bytes, settings: DecodeSettings) -> Picture:
+    """The image in a file: upright, in RGB, the first picture.
 
-    They are those of transformers' `convert_to_rgb(exif_transpose(image))`. Only gray values of 16 bits differ: there
-    they are cut off at 255, which makes such images white, and here their upper 8 bits count, as for colors.
+    Its pixels are those of transformers' `convert_to_rgb(exif_transpose(image))`. Only gray values of 16 bits differ:
+    there they are cut off at 255, which makes such images white, and here their upper 8 bits count, as for colors.
 
     Raises ImageError, and MemoryError. The size is checked before pixels are decoded, if `import_decoders` was called:
     otherwise Pillow has a limit of its own.
     """
     with _readable():
-        return _rgb(_upright(data, settings), settings.background)
-
-
-def picture_of(data: bytes, settings: DecodeSettings) -> NDArray[np.uint8] | Picture:
-    """The same pixels, still in Pillow if it has decoded them as RGB. Raises as `pixels_of` does."""
-    with _readable():
-        image = _upright(data, settings)
-        if image.mode == "RGB" and image.info.get("transparency") is None:
-            return Picture(image)
+        image = _opened(data, settings.max_pixels)
+        image.load()
+        _turn_upright(image)
         return _rgb(image, settings.background)
-
-
-def _upright(data: bytes, settings: DecodeSettings) -> Image.Image:
-    image = _opened(data, settings.max_pixels)
-    image.load()
-    _turn_upright(image)
-    return image
 
 
 def frames_of(sent: MediaFiles, settings: DecodeSettings) -> Frames:
     """The frames of a video that are taken: of an animation, or of a file for each of them, all of one size.
 
-    Raises as `pixels_of` does; so does the iterator of their pixels.
+    Raises as `picture_of` does; so does the iterator of their pictures.
     """
     if len(sent.files) > 1:
         return _frames_of_files(sent, settings)
@@ -77,19 +63,19 @@ def frames_of(sent: MediaFiles, settings: DecodeSettings) -> Frames:
 def _frames_of_files(sent: MediaFiles, settings: DecodeSettings) -> Frames:
     count = len(sent.files)
     chosen = [int(index) for index in np.linspace(0, count - 1, min(count, settings.max_frames)).round()]
-    first = pixels_of(sent.files[0], settings)
+    first = picture_of(sent.files[0], settings)
 
-    def pixels() -> Iterator[NDArray[np.uint8]]:
+    def pictures() -> Iterator[Picture]:
         yield first
         for index in chosen[1:]:
-            image = pixels_of(sent.files[index], settings)
-            if image.shape != first.shape:
-                raise _other_size(index, image.shape[1::-1], first.shape[1::-1])
-            yield image
+            picture = picture_of(sent.files[index], settings)
+            if picture.shape != first.shape:
+                raise _other_size(index, picture.shape[1::-1], first.shape[1::-1])
+            yield picture
 
     seconds = tuple(index / sent.fps for index in chosen)
     height, width = first.shape[:2]
-    return Frames(height, width, seconds, len(chosen) / count * sent.fps, pixels())
+    return Frames(height, width, seconds, len(chosen) / count * sent.fps, pictures())
 
 
 def _seconds_shown(image: Image.Image, index: int) -> float:
@@ -98,14 +84,14 @@ def _seconds_shown(image: Image.Image, index: int) -> float:
     return seconds if seconds >= _SHORTEST_S else _USUAL_S
 
 
-def _pictures(data: bytes, chosen: Sequence[int], settings: DecodeSettings) -> Iterator[NDArray[np.uint8]]:
+def _pictures(data: bytes, chosen: Sequence[int], settings: DecodeSettings) -> Iterator[Picture]:
     """Pictures of an animation. Each one may be a change of those before it, so all of these are decoded, too."""
     with _readable():
         image = _opened(data, settings.max_pixels)
         for index in range(chosen[-1] + 1):
             _show(image, index)
             if index in chosen:
-                yield _rgb(image, settings.background)
+                yield _rgb(image.copy(), settings.background)  # the next one takes its place
 
 
 def _show(image: Image.Image, index: int) -> None:
@@ -136,12 +122,12 @@ def import_decoders() -> None:
     from PIL import MpoImagePlugin, TiffImagePlugin  # noqa: F401  (some JPEG files need them)
 
     warnings.simplefilter("ignore")
-    Image.MAX_IMAGE_PIXELS = None  # `pixels_of` has a limit of its own
+    Image.MAX_IMAGE_PIXELS = None  # `picture_of` has a limit of its own
     for name in FORMATS:
         with contextlib.suppress(KeyError, OSError, ImageError):  # Pillow was built without it
             sample = io.BytesIO()
             Image.new("RGB", (8, 8)).save(sample, name)
-            pixels_of(sample.getvalue(), DecodeSettings(64))
+            picture_of(sample.getvalue(), DecodeSettings(64))
 
 
 def _opened(data: bytes, max_pixels: int) -> Image.Image:
@@ -161,15 +147,17 @@ def _turn_upright(image: Image.Image) -> None:
         return
 
 
-def _rgb(image: Image.Image, background: tuple[int, int, int]) -> NDArray[np.uint8]:
-    """Strip by strip: Pillow's copies of a whole image would take more time and memory."""
+def _rgb(image: Image.Image, background: tuple[int, int, int]) -> Picture:
+    """Strip by strip unless it is RGB: Pillow's copies of a whole image would take more time and memory."""
+    if image.mode == "RGB" and image.info.get("transparency") is None:
+        return Picture(image)
     width, height = image.size
     pixels = np.empty((height, width, 3), np.uint8)
-    rows = max(1, _STRIP_PIXELS // width)
+    rows = max(1, STRIP_PIXELS // width)
     for top in range(0, height, rows):
         strip = image.crop((0, top, width, min(top + rows, height)))
         pixels[top : top + rows] = _rgb_strip(strip, background)
-    return pixels
+    return Picture(pixels)
 
 
 def _rgb_strip(image: Image.Image, background: tuple[int, int, int]) -> NDArray[np.uint8]:

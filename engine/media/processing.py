@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..declaring.record import record
 from ..weights.dtypes import bfloat16_bits
-
-if TYPE_CHECKING:
-    from PIL.Image import Image as PillowImage
+from .picture import Picture
 
 Image = NDArray[np.uint8]  # [height, width, 3]
 Floats = NDArray[np.float32]
@@ -25,41 +22,28 @@ _PIECE = 512  # rows at a time
 _PIXELS = 2**14  # at a time
 
 
-class Picture:
-    """An image in RGB as Pillow has decoded it. To be resized, its pixels need not be copied out of Pillow and back."""
-
-    def __init__(self, image: PillowImage) -> None:
-        self.image = image
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """Height, width and colours, as those of an Image."""
-        return self.image.height, self.image.width, 3
-
-
-def resize(image: Image | Picture, height: int, width: int, resample: int) -> Image:
-    """The image in another size. `resample` is one of Pillow's filters, by its number.
+def resize(picture: Picture, height: int, width: int, resample: int) -> Picture:
+    """The picture in another size. `resample` is one of Pillow's filters, by its number.
 
     Raises ValueError for a size that no settings should lead to.
     """
     from PIL import Image as Pillow
 
-    _require_pixels(image, height, width)
-    given = image.image if isinstance(image, Picture) else Pillow.fromarray(image)
-    return np.asarray(given.resize((width, height), Pillow.Resampling(resample)))
+    _require_pixels(picture, height, width)
+    return Picture(picture.image.resize((width, height), Pillow.Resampling(resample)))
 
 
-def _require_pixels(image: Image | Picture, height: int, width: int) -> None:
+def _require_pixels(picture: Picture, height: int, width: int) -> None:
     if height * width > _MAX_PIXELS:
         raise ValueError(
-            f"an image of {image.shape[1]} x {image.shape[0]} pixels becomes one of {width} x {height} for this model, "
-            "which is too large: send one whose sides are more alike"
+            f"an image of {picture.shape[1]} x {picture.shape[0]} pixels becomes one of {width} x {height} for this "
+            "model, which is too large: send one whose sides are more alike"
         )
 
 
-def require_ratio(image: Image | Picture, most: float = MAX_RATIO) -> None:
+def require_ratio(picture: Picture, most: float = MAX_RATIO) -> None:
     """Raise ValueError for an image that is much longer than wide, or much wider than long."""
-    height, width = image.shape[:2]
+    height, width = picture.shape[:2]
     require_sides(height, width, most)
 
 
@@ -72,44 +56,46 @@ def require_sides(height: int, width: int, most: float = MAX_RATIO) -> None:
         )
 
 
-def centre_crop(image: Image, height: int, width: int) -> Image:
+def centre_crop(picture: Picture, height: int, width: int) -> Picture:
     """The middle of an image; what it lacks is black."""
+    image = picture.pixels
     rows, columns = image.shape[:2]
     if rows >= height and columns >= width:
         top, left = (rows - height) // 2, (columns - width) // 2
-        return image[top : top + height, left : left + width]
+        return Picture(image[top : top + height, left : left + width])
     padded = np.zeros((max(height, rows), max(width, columns), 3), np.uint8)
     above, before = -(-(len(padded) - rows) // 2), -(-(padded.shape[1] - columns) // 2)
     padded[above : above + rows, before : before + columns] = image
     top, left = (rows - height) // 2 + above, (columns - width) // 2 + before
-    return padded[top : top + height, left : left + width]
+    return Picture(padded[top : top + height, left : left + width])
 
 
-def padded_to_square(image: Image, colour: Sequence[int]) -> Image:
+def padded_to_square(picture: Picture, colour: Sequence[int]) -> Picture:
     """The image in the middle of a square of `colour`. Raises ValueError for one of too many pixels."""
-    height, width = image.shape[:2]
+    height, width = picture.shape[:2]
     side = max(height, width)
-    _require_pixels(image, side, side)
+    _require_pixels(picture, side, side)
     square = np.empty((side, side, 3), np.uint8)
     square[:] = np.array(colour, np.uint8)
     top, left = (side - height) // 2, (side - width) // 2
-    square[top : top + height, left : left + width] = image
-    return square
+    square[top : top + height, left : left + width] = picture.pixels
+    return Picture(square)
 
 
-def padded_behind(image: Image, height: int, width: int) -> Image:
+def padded_behind(picture: Picture, height: int, width: int) -> Picture:
     """The image with black at the right and below. Raises ValueError for one of too many pixels."""
-    _require_pixels(image, height, width)
+    _require_pixels(picture, height, width)
     padded = np.zeros((height, width, 3), np.uint8)
-    padded[: image.shape[0], : image.shape[1]] = image
-    return padded
+    padded[: picture.shape[0], : picture.shape[1]] = picture.pixels
+    return Picture(padded)
 
 
-def cut(image: Image, rows: int, columns: int) -> tuple[Image, ...]:
+def cut(picture: Picture, rows: int, columns: int) -> tuple[Picture, ...]:
     """The image in `rows` x `columns` equal parts, row by row."""
+    image = picture.pixels
     height, width = image.shape[0] // rows, image.shape[1] // columns
     return tuple(
-        image[row * height : (row + 1) * height, column * width : (column + 1) * width]
+        Picture(image[row * height : (row + 1) * height, column * width : (column + 1) * width])
         for row in range(rows)
         for column in range(columns)
     )
@@ -195,7 +181,7 @@ class Patches:
         """How many numbers a patch has."""
         return 3 * self.frames * self.size**2
 
-    def grid(self, image: Image) -> tuple[int, int]:
+    def grid(self, image: Image | Picture) -> tuple[int, int]:
         """Rows and columns of patches."""
         return image.shape[0] // self.size, image.shape[1] // self.size
 

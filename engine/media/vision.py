@@ -15,6 +15,7 @@ from ..models.spec import TowerSpec
 from ..models.tensor_ref import TensorRef
 from .frames import Frames
 from .media import Media, MediaSpan, Modality
+from .picture import Picture
 
 
 class Marks(NamedTuple):
@@ -45,7 +46,6 @@ class Vision(ABC):
     `added_after`: the layers of the decoder after which something is added to an image's rows.
     The decoder multiplies embeddings by `embedding_multiplier`, those of images too. With `places_tokens_around`, the
     token before a slot has a position of its own, and so may some behind it.
-    With `resizes_first`, `process` asks an image for its shape alone, and gives it to `resize`.
     `settings` names everything that the pixels depend on, and `max_rows` is the most that a segment of a layer has.
 
     With `video`, the model takes videos, too: those are what stands for them. `request_fields` are the settings of the
@@ -62,7 +62,6 @@ class Vision(ABC):
     added_after: tuple[int, ...] = ()
     embedding_multiplier: float = 1.0
     places_tokens_around: bool = False
-    resizes_first: bool = False
     settings: Hashable
     max_rows: int
     video: Marks | None = None
@@ -79,14 +78,14 @@ class Vision(ABC):
         raise ValueError("the model's image processor does not count tokens")
 
     @abstractmethod
-    def process(self, image: Any) -> tuple[tuple[NDArray[np.uint8], ...], Hashable]:
-        """Tiles and layout of an RGB image `[height, width, 3]`, as Media has them.
+    def process(self, picture: Picture) -> tuple[tuple[Picture, ...], Hashable]:
+        """Tiles and layout of an image, as Media has them.
 
-        `image` is an array, or a Picture with `resizes_first`. Raises ValueError for an image of a size that the
-        model does not take. Runs in a process of its own, for which the Vision is pickled.
+        Raises ValueError for an image of a size that the model does not take. Runs in a process of its own, for which
+        the Vision is pickled.
         """
 
-    def process_video(self, frames: Frames) -> tuple[tuple[NDArray[np.uint8], ...], Hashable]:
+    def process_video(self, frames: Frames) -> tuple[tuple[Picture, ...], Hashable]:
         """The same of a video. Raises ValueError if the model takes none, or none of this size."""
         raise ValueError("this model takes no videos")
 

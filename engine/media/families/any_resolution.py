@@ -15,7 +15,8 @@ import numpy as np
 from ...devices.tower import Rows
 from ...models.config import ConfigReader
 from ..media import Media
-from ..processing import Image, Picture, Pixels, cut, resize, resized_bilinear
+from ..picture import Picture
+from ..processing import Pixels, cut, resize, resized_bilinear
 from ..vision import Expansion, Vision
 from .settings import BICUBIC, ProcessorSettings, require_patches, side, square
 from .tile_tower import TileTower
@@ -45,7 +46,6 @@ class AnyResolutionVision(Vision):
 
     placeholder = "<image>"
     slot = "<image>"
-    resizes_first = True
 
     def __init__(
         self,
@@ -95,8 +95,8 @@ class AnyResolutionVision(Vision):
             raise config.error("image_grid_pinpoints", f"a list of heights and widths, multiples of {self._side}")
         return tuple((size[0], size[1]) for size in value)
 
-    def process(self, image: Image | Picture) -> tuple[tuple[Image, ...], Hashable]:
-        height, width = image.shape[:2]
+    def process(self, picture: Picture) -> tuple[tuple[Picture, ...], Hashable]:
+        height, width = picture.shape[:2]
         full_height, full_width = self._best(height, width)
         wide, high = full_width / width, full_height / height
         if wide < high:
@@ -105,10 +105,10 @@ class AnyResolutionVision(Vision):
             inner = full_height, min(math.ceil(width * high), full_width)
         padded = np.zeros((full_height, full_width, 3), np.uint8)
         top, left = (full_height - inner[0]) // 2, (full_width - inner[1]) // 2
-        padded[top : top + inner[0], left : left + inner[1]] = resize(image, *inner, self._resample)
+        padded[top : top + inner[0], left : left + inner[1]] = resize(picture, *inner, self._resample).pixels
         rows, columns = full_height // self._side, full_width // self._side
-        whole = resize(image, self._side, self._side, self._resample)
-        return (whole, *cut(padded, rows, columns)), self._layout(height, width, rows, columns)
+        whole = resize(picture, self._side, self._side, self._resample)
+        return (whole, *cut(Picture(padded), rows, columns)), self._layout(height, width, rows, columns)
 
     def _best(self, height: int, width: int) -> tuple[int, int]:
         """The listed size that keeps most of the image's pixels, of several the one that wastes least."""

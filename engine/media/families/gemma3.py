@@ -12,7 +12,8 @@ from ...models.module_tensors import in_places, module_tensors, norm_tables
 from ...models.spec import NormSpec, ProjectionSpec, TowerSpec, tower_shapes
 from ...models.tensor_ref import TensorRef
 from ..media import Media
-from ..processing import Image, Patches, Picture, block_means, resize
+from ..picture import Picture
+from ..processing import Patches, block_means, resize
 from ..vision import Expansion, Vision
 from .settings import BILINEAR, HALF, ProcessorSettings, decoder_size, part_of, require_patches, require_size, square
 from .towers import MODULES, conv, embedded, even_segments, plain_layer, table_normalized
@@ -29,7 +30,6 @@ class Gemma3Vision(Vision):
     placeholder = "<start_of_image>"
     slot = "<image_soft_token>"
     two_way = True
-    resizes_first = True
 
     def __init__(self, architecture: str, config: Mapping[str, Any], processor: Mapping[str, Any]) -> None:
         tower, settings = part_of(config, "vision_config"), ProcessorSettings(processor)
@@ -82,8 +82,8 @@ class Gemma3Vision(Vision):
         }
         self.settings = ("gemma3", self._side, self._resample, self._patches.pixels)
 
-    def process(self, image: Image | Picture) -> tuple[tuple[Image, ...], Hashable]:
-        return (resize(image, self._side, self._side, self._resample),), None
+    def process(self, picture: Picture) -> tuple[tuple[Picture, ...], Hashable]:
+        return (resize(picture, self._side, self._side, self._resample),), None
 
     def num_tokens(self, layout: Hashable) -> int:
         return self._tokens**2

@@ -8,7 +8,8 @@ from typing import Any
 
 from ...models.config import ConfigReader
 from ...models.text_part import text_part, two_way
-from ..processing import Image, Picture, resize
+from ..picture import Picture
+from ..processing import resize
 from ..vision import Expansion, Vision
 from .settings import BICUBIC, ProcessorSettings, part_of, require_patches, square
 
@@ -26,7 +27,6 @@ class Gemma4Images(Vision):
     placeholder = "<|image|>"
     slot = "<|image|>"
     request_fields = frozenset({"max_soft_tokens"})
-    resizes_first = True
 
     def __init__(self, architecture: str, config: Mapping[str, Any], processor: Mapping[str, Any]) -> None:
         self.tower_config, self.processor = part_of(config, "vision_config"), ProcessorSettings(processor)
@@ -54,10 +54,10 @@ class Gemma4Images(Vision):
             raise ValueError(f"the model's images have at most {', '.join(map(str, _BUDGETS))} tokens, and none fits")
         return {"max_soft_tokens": min(fitting, key=lambda budget: abs(budget - self.most_tokens))}
 
-    def process(self, image: Image | Picture) -> tuple[tuple[Image, ...], Hashable]:
-        rows, columns = self._blocks(*image.shape[:2])
+    def process(self, picture: Picture) -> tuple[tuple[Picture, ...], Hashable]:
+        rows, columns = self._blocks(*picture.shape[:2])
         side = self.patch * self.merge
-        return (resize(image, rows * side, columns * side, self._resample),), (rows, columns)
+        return (resize(picture, rows * side, columns * side, self._resample),), (rows, columns)
 
     def _blocks(self, height: int, width: int) -> tuple[int, int]:
         """As many rows and columns as the budget allows, in about the image's ratio."""

@@ -11,18 +11,8 @@ from ...devices.tower import Rows, TowerExecutor
 from ...models.module_tensors import in_places, module_tensors, norm_tables
 from ...models.spec import NormSpec, ProjectionSpec, TowerSpec, tower_shapes
 from ..media import Media
-from ..processing import (
-    Floats,
-    Image,
-    Patches,
-    Picture,
-    arrangements,
-    cut,
-    gelu,
-    joined_blocks,
-    nearest_arrangement,
-    resize,
-)
+from ..picture import Picture
+from ..processing import Floats, Patches, arrangements, cut, gelu, joined_blocks, nearest_arrangement, resize
 from ..vision import Expansion, Vision
 from .qwen_vl import grid_of, require_indices
 from .settings import (
@@ -59,7 +49,6 @@ class GraniteDoclingVision(Vision):
 
     placeholder = "<image>"
     slot = "<image>"
-    resizes_first = True
 
     def __init__(self, architecture: str, config: Mapping[str, Any], processor: Mapping[str, Any]) -> None:
         tower, settings = part_of(config, "vision_config"), ProcessorSettings(processor)
@@ -140,12 +129,12 @@ class GraniteDoclingVision(Vision):
             *(self._dense, self._scale_below, self._ratio_above, self._ratio_to),
         )
 
-    def process(self, image: Image | Picture) -> tuple[tuple[Image, ...], Hashable]:
-        whole = (resize(image, self._tile, self._tile, self._resample),)
-        columns, rows = self._columns_and_rows(image.shape[0], image.shape[1])
+    def process(self, picture: Picture) -> tuple[tuple[Picture, ...], Hashable]:
+        whole = (resize(picture, self._tile, self._tile, self._resample),)
+        columns, rows = self._columns_and_rows(picture.shape[0], picture.shape[1])
         if rows == columns == 1:
             return whole, (1, 1)
-        tiles = cut(resize(image, rows * self._tile, columns * self._tile, self._resample), rows, columns)
+        tiles = cut(resize(picture, rows * self._tile, columns * self._tile, self._resample), rows, columns)
         return tiles + whole, (rows, columns)
 
     def _columns_and_rows(self, height: int, width: int) -> tuple[int, int]:

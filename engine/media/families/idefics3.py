@@ -14,7 +14,8 @@ from ...models.config import ConfigReader
 from ...models.module_tensors import in_places, module_tensors, norm_tables
 from ...models.spec import NormSpec, ProjectionSpec, TowerSpec, tower_shapes
 from ..media import Media
-from ..processing import Image, Patches, Picture, cut, joined_blocks, nearest, resize
+from ..picture import Picture
+from ..processing import Patches, cut, joined_blocks, nearest, resize
 from ..vision import Expansion, Vision
 from .settings import HALF, LANCZOS, ProcessorSettings, decoder_size, part_of, require_patches, square
 from .towers import MODULES, conv, embedded, even_segments, plain_layer, table_normalized
@@ -37,7 +38,6 @@ class Idefics3Vision(Vision):
     placeholder = "<image>"
     slot = "<image>"
     request_fields = frozenset({"size", "do_image_splitting"})
-    resizes_first = True
 
     def __init__(self, architecture: str, config: Mapping[str, Any], processor: Mapping[str, Any]) -> None:
         settings, tower = ProcessorSettings(processor), part_of(config, "vision_config")
@@ -84,17 +84,17 @@ class Idefics3Vision(Vision):
         self.tensors = in_places(tensors, ("model.", ""))
         self.settings = ("idefics3", self._edge, self._tile, self._split, self._resample, self._patches.pixels)
 
-    def process(self, image: Image | Picture) -> tuple[tuple[Image, ...], Hashable]:
+    def process(self, picture: Picture) -> tuple[tuple[Picture, ...], Hashable]:
         if not self._split:
-            image = resize(image, *self._longest(*image.shape[:2]), self._resample)
-            return (resize(image, self._tile, self._tile, self._resample),), (0, 0)
-        image = resize(image, *self._longest(*image.shape[:2]), self._resample)
-        image = resize(image, *self._whole_tiles(*image.shape[:2]), self._resample)
-        rows, columns = image.shape[0] // self._tile, image.shape[1] // self._tile
+            picture = resize(picture, *self._longest(*picture.shape[:2]), self._resample)
+            return (resize(picture, self._tile, self._tile, self._resample),), (0, 0)
+        picture = resize(picture, *self._longest(*picture.shape[:2]), self._resample)
+        picture = resize(picture, *self._whole_tiles(*picture.shape[:2]), self._resample)
+        rows, columns = picture.shape[0] // self._tile, picture.shape[1] // self._tile
         if rows == columns == 1:
-            return (image,), (0, 0)
-        whole = resize(image, self._tile, self._tile, self._resample)
-        return (*cut(image, rows, columns), whole), (rows, columns)
+            return (picture,), (0, 0)
+        whole = resize(picture, self._tile, self._tile, self._resample)
+        return (*cut(picture, rows, columns), whole), (rows, columns)
 
     def _longest(self, height: int, width: int) -> tuple[int, int]:
         """The size with the longer side as the settings say, and the other one even."""

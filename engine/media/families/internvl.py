@@ -10,7 +10,8 @@ from ...models.config import ConfigReader
 from ...models.spec import AttentionSpec, MlpSpec, NormSpec, ProjectionSpec, ResidualBlockSpec, TowerSpec
 from ...models.tensor_ref import TensorRef
 from ..media import Media
-from ..processing import Image, Patches, Picture, arrangements, cut, joined_blocks, nearest_arrangement, resize
+from ..picture import Picture
+from ..processing import Patches, arrangements, cut, joined_blocks, nearest_arrangement, resize
 from ..vision import Expansion, Vision
 from .llava_parts import PROJECTOR, tensors_of
 from .settings import (
@@ -43,7 +44,6 @@ class TiledVision(Vision):
     """
 
     request_fields = frozenset({"min_patches", "max_patches"})
-    resizes_first = True
 
     def __init__(
         self, settings: ProcessorSettings, side: int, patch: int, merge: int, *, default_side: int = 384
@@ -60,15 +60,15 @@ class TiledVision(Vision):
         self._patches = Patches(settings.pixels(CLIP_MEAN, CLIP_STD), patch)
         self.settings = ("internvl", side, self._least, self._most, self._resample, self._patches.pixels)
 
-    def process(self, image: Image | Picture) -> tuple[tuple[Image, ...], Hashable]:
-        whole = (resize(image, self._side, self._side, self._resample),)
+    def process(self, picture: Picture) -> tuple[tuple[Picture, ...], Hashable]:
+        whole = (resize(picture, self._side, self._side, self._resample),)
         if self._most == 1:
             return whole, 1
-        height, width = image.shape[:2]
+        height, width = picture.shape[:2]
         columns, rows = self._columns_and_rows(height, width)
         if rows == columns == 1:
             return whole, 1
-        tiles = cut(resize(image, rows * self._side, columns * self._side, self._resample), rows, columns)
+        tiles = cut(resize(picture, rows * self._side, columns * self._side, self._resample), rows, columns)
         return tiles + whole, len(tiles) + 1
 
     def _columns_and_rows(self, height: int, width: int) -> tuple[int, int]:

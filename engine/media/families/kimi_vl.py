@@ -14,7 +14,8 @@ from ...models.module_tensors import in_places, module_tensors, norm_tables
 from ...models.spec import AttentionSpec, MlpSpec, NormSpec, ProjectionSpec, ResidualBlockSpec, TowerSpec, tower_shapes
 from ...models.tensor_ref import TensorRef
 from ..media import Media
-from ..processing import Image, Patches, bicubic, block_places, joined_blocks, resize
+from ..picture import Picture
+from ..processing import Patches, bicubic, block_places, joined_blocks, resize
 from ..vision import Expansion, Vision
 from .qwen_vl import grid_of
 from .settings import (
@@ -114,8 +115,8 @@ class KimiVision(Vision):
         }
         self.settings = ("kimi-vl", self._block, self._most, self._patches.pixels)
 
-    def process(self, image: Image) -> tuple[tuple[Image, ...], Hashable]:
-        height, width = image.shape[:2]
+    def process(self, picture: Picture) -> tuple[tuple[Picture, ...], Hashable]:
+        height, width = picture.shape[:2]
         patch = self._patches.size
         patches = (width // patch) * (height // patch)
         if patches > self._most:
@@ -124,12 +125,14 @@ class KimiVision(Vision):
         rows, columns = (-(-size // self._block) * self._merge for size in (height, width))
         if max(rows, columns) > _MAX_SIDE or rows * columns > self.max_rows or not min(height, width):
             raise ValueError(
-                f"an image of {image.shape[1]} x {image.shape[0]} pixels is too narrow: this model takes at most "
+                f"an image of {picture.shape[1]} x {picture.shape[0]} pixels is too narrow: this model takes at most "
                 f"{_MAX_SIDE} patches of {patch} pixels along a side"
             )
         tile = np.zeros((rows * patch, columns * patch, 3), np.uint8)
-        tile[:height, :width] = image if patches <= self._most else resize(image, height, width, BICUBIC)
-        return (tile,), (rows, columns)
+        if patches > self._most:
+            picture = resize(picture, height, width, BICUBIC)
+        tile[:height, :width] = picture.pixels
+        return (Picture(tile),), (rows, columns)
 
     def num_tokens(self, layout: Hashable) -> int:
         rows, columns = grid_of(layout)

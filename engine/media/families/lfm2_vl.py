@@ -16,17 +16,8 @@ from ...models.config import ConfigReader
 from ...models.module_tensors import norm_tables
 from ...models.spec import NormSpec, ProjectionSpec, TowerSpec
 from ..media import Media
-from ..processing import (
-    Image,
-    Patches,
-    Picture,
-    antialiased,
-    arrangements,
-    cut,
-    joined_blocks,
-    nearest_arrangement,
-    resize,
-)
+from ..picture import Picture
+from ..processing import Patches, antialiased, arrangements, cut, joined_blocks, nearest_arrangement, resize
 from ..vision import Expansion, Vision
 from .llava_parts import PROJECTOR, tensors_of
 from .settings import (
@@ -67,7 +58,6 @@ class Lfm2Vision(Vision):
     placeholder = "<image>"
     slot = "<image>"
     request_fields = frozenset({"min_image_tokens", "max_image_tokens", "min_tiles", "max_tiles", "do_image_splitting"})
-    resizes_first = True
 
     def __init__(self, architecture: str, config: Mapping[str, Any], processor: Mapping[str, Any]) -> None:
         tower, settings, whole = part_of(config, "vision_config"), ProcessorSettings(processor), ConfigReader(config)
@@ -134,15 +124,15 @@ class Lfm2Vision(Vision):
         most = max(self._most, least or 0) if most is None else most
         return {"min_image_tokens": min(self._least, most) if least is None else least, "max_image_tokens": most}
 
-    def process(self, image: Image | Picture) -> tuple[tuple[Image, ...], Hashable]:
-        height, width = image.shape[:2]
+    def process(self, picture: Picture) -> tuple[tuple[Picture, ...], Hashable]:
+        height, width = picture.shape[:2]
         size = self._size(height, width)
         whole = size[0] // self._block, size[1] // self._block
         if not self._arrangements or not self._is_large(height, width):
-            return (resize(image, *size, self._resample),), Lfm2Layout(1, 1, *whole)
+            return (resize(picture, *size, self._resample),), Lfm2Layout(1, 1, *whole)
         columns, rows = nearest_arrangement(self._arrangements, height, width, self._tile)
-        tiles = cut(resize(image, rows * self._tile, columns * self._tile, self._resample), rows, columns)
-        thumbnail = (resize(image, *size, self._resample),) if self._thumbnail else ()
+        tiles = cut(resize(picture, rows * self._tile, columns * self._tile, self._resample), rows, columns)
+        thumbnail = (resize(picture, *size, self._resample),) if self._thumbnail else ()
         return tiles + thumbnail, Lfm2Layout(rows, columns, *whole)
 
     def _size(self, height: int, width: int) -> tuple[int, int]:

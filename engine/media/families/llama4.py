@@ -16,7 +16,8 @@ from ...devices.tower import Rows, TowerExecutor
 from ...models.module_tensors import in_places, module_tensors, norm_tables
 from ...models.spec import AttentionSpec, MlpSpec, NormSpec, ProjectionSpec, ResidualBlockSpec, TowerSpec, tower_shapes
 from ..media import Media
-from ..processing import Image, Patches, Picture, arrangements, block_places, cut, joined_blocks, padded_behind, resize
+from ..picture import Picture
+from ..processing import Patches, arrangements, block_places, cut, joined_blocks, padded_behind, resize
 from ..vision import Expansion, Vision
 from .settings import (
     BILINEAR,
@@ -49,7 +50,6 @@ class Llama4Vision(Vision):
     placeholder = "<|image|>"
     slot = "<|patch|>"
     request_fields = frozenset({"max_patches", "resize_to_max_canvas"})
-    resizes_first = True
 
     def __init__(self, architecture: str, config: Mapping[str, Any], processor: Mapping[str, Any]) -> None:
         tower, settings = part_of(config, "vision_config"), ProcessorSettings(processor)
@@ -122,14 +122,14 @@ class Llama4Vision(Vision):
         self.tensors = in_places(tensors, ("", "model."))
         self.settings = ("llama4", self._side, most, self._fills, self._resample, self._patches.pixels)
 
-    def process(self, image: Image | Picture) -> tuple[tuple[Image, ...], Hashable]:
-        height, width = image.shape[:2]
+    def process(self, picture: Picture) -> tuple[tuple[Picture, ...], Hashable]:
+        height, width = picture.shape[:2]
         rows, columns = self._canvas(height, width)
         size = self._undistorted(height, width, rows, columns)
-        resized = resize(image, *size, self._resample)
+        resized = resize(picture, *size, self._resample)
         tiles = cut(padded_behind(resized, rows * self._side, columns * self._side), rows, columns)
         if len(tiles) > 1:
-            tiles += (resize(image, self._side, self._side, self._resample),)
+            tiles += (resize(picture, self._side, self._side, self._resample),)
         return tiles, (rows, columns)
 
     def _canvas(self, height: int, width: int) -> tuple[int, int]:

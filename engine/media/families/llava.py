@@ -9,7 +9,8 @@ from ...devices.tower import Rows, TowerExecutor
 from ...models.config import ConfigReader
 from ...models.spec import TowerSpec
 from ..media import Media
-from ..processing import Image, centre_crop, padded_to_square, require_ratio, resize
+from ..picture import Picture
+from ..processing import centre_crop, padded_to_square, require_ratio, resize
 from ..vision import Expansion, Vision
 from .llava_parts import projector, tensors_of
 from .settings import (
@@ -84,19 +85,19 @@ class LlavaVision(Vision):
             self._shorter = settings.only_part("size", "shortest_edge", 224)
             size.refuse("longest_edge")
 
-    def process(self, image: Image) -> tuple[tuple[Image, ...], Hashable]:
+    def process(self, picture: Picture) -> tuple[tuple[Picture, ...], Hashable]:
         if self._size is None:
-            require_ratio(image)  # the longer side follows from the shorter one
+            require_ratio(picture)  # the longer side follows from the shorter one
         if self._pad is not None:
-            image = padded_to_square(image, self._pad)
-        height, width = image.shape[:2]
+            picture = padded_to_square(picture, self._pad)
+        height, width = picture.shape[:2]
         short, long = min(height, width), max(height, width)
         target = self._size
         if target is None:
             other = int(self._shorter * long / short)
             target = (other, self._shorter) if width <= height else (self._shorter, other)
-        image = resize(image, *target, self._resample)
-        return (centre_crop(image, self._side, self._side) if self._crop else image,), None
+        picture = resize(picture, *target, self._resample)
+        return (centre_crop(picture, self._side, self._side) if self._crop else picture,), None
 
     def num_tokens(self, layout: Hashable) -> int:
         return self._tower.tokens

@@ -18,6 +18,7 @@ from ...models.module_tensors import in_places, module_tensors
 from ...models.spec import ProjectionSpec, TowerSpec, tower_shapes
 from ...models.tensor_ref import TensorRef
 from ..media import Media
+from ..picture import Picture
 from ..processing import Floats, Image, Patches, cut, joined_blocks, resize, resized_bicubic
 from ..vision import Expansion, Vision
 from .settings import BILINEAR, CLIP_MEAN, CLIP_STD, ProcessorSettings, part_of, require_patches
@@ -111,9 +112,9 @@ class Phi3Vision(Vision):
         }
         self.settings = ("phi3v", self._side, self._most, pixels)
 
-    def process(self, image: Image) -> tuple[tuple[Image, ...], Hashable]:
-        is_tall = image.shape[0] > image.shape[1]
-        wide = np.ascontiguousarray(image.transpose(1, 0, 2)) if is_tall else image
+    def process(self, picture: Picture) -> tuple[tuple[Picture, ...], Hashable]:
+        is_tall = picture.shape[0] > picture.shape[1]
+        wide = Picture(np.ascontiguousarray(picture.pixels.transpose(1, 0, 2))) if is_tall else picture
         ratio = wide.shape[1] / wide.shape[0]
         columns = 1
         while (columns + 1) * math.ceil((columns + 1) / ratio) <= self._most:
@@ -122,15 +123,16 @@ class Phi3Vision(Vision):
         height = int(width / ratio)
         if not height:
             raise ValueError(
-                f"an image of {image.shape[1]} x {image.shape[0]} pixels is too narrow: nothing of it is left in a tile"
+                f"an image of {picture.shape[1]} x {picture.shape[0]} pixels is too narrow: nothing of it is left in a "
+                "tile"
             )
         rows = -(-height // self._side)
         padded = np.full((rows * self._side, width, 3), 255, np.uint8)
         top = (len(padded) - height) // 2
-        padded[top : top + height] = resize(wide, height, width, BILINEAR)
+        padded[top : top + height] = resize(wide, height, width, BILINEAR).pixels
         if is_tall:
             padded, rows, columns = np.ascontiguousarray(padded.transpose(1, 0, 2)), columns, rows
-        return cut(padded, rows, columns), (rows, columns)
+        return cut(Picture(padded), rows, columns), (rows, columns)
 
     def num_tokens(self, layout: Hashable) -> int:
         rows, columns = _tiles(layout)

@@ -14,7 +14,8 @@ from ...models.module_tensors import norm_tables
 from ...models.spec import AttentionSpec, MlpSpec, NormSpec, ProjectionSpec, ResidualBlockSpec, TowerSpec
 from ...models.text_part import text_part
 from ..media import Media
-from ..processing import Image, Patches, Picture, block_places, joined_blocks, resize
+from ..picture import Picture
+from ..processing import Patches, block_places, joined_blocks, resize
 from ..vision import Expansion, Vision
 from .llava_parts import PROJECTOR, feature_layers, projector, tensors_of
 from .settings import (
@@ -49,7 +50,6 @@ class PixtralVision(Vision):
     placeholder = "[IMG]"
     slot = "[IMG]"
     request_fields = frozenset({"size"})
-    resizes_first = True
 
     def __init__(self, architecture: str, config: Mapping[str, Any], processor: Mapping[str, Any]) -> None:
         tower, settings, whole = part_of(config, "vision_config"), ProcessorSettings(processor), ConfigReader(config)
@@ -99,18 +99,18 @@ class PixtralVision(Vision):
         self.tensors = tensors_of(self.spec, names, "transformer.layers.", ("",), of_projector)
         self.settings = ("pixtral", self._edge, self._block, self._resample, self._patches.pixels)
 
-    def process(self, image: Image | Picture) -> tuple[tuple[Image, ...], Hashable]:
-        height, width = image.shape[:2]
+    def process(self, picture: Picture) -> tuple[tuple[Picture, ...], Hashable]:
+        height, width = picture.shape[:2]
         ratio = max(height / self._edge, width / self._edge)
         if ratio > 1:
             height, width = math.floor(height / ratio), math.floor(width / ratio)
         if not height or not width:
             raise ValueError(
-                f"an image of {image.shape[1]} x {image.shape[0]} pixels is too narrow: nothing of it is left when its "
-                f"longer side is shrunk to {self._edge} pixels"
+                f"an image of {picture.shape[1]} x {picture.shape[0]} pixels is too narrow: nothing of it is left when "
+                f"its longer side is shrunk to {self._edge} pixels"
             )
         rows, columns = -(-height // self._block), -(-width // self._block)
-        return (resize(image, rows * self._block, columns * self._block, self._resample),), (rows, columns)
+        return (resize(picture, rows * self._block, columns * self._block, self._resample),), (rows, columns)
 
     def num_tokens(self, layout: Hashable) -> int:
         rows, columns = _grid(layout)

@@ -19,7 +19,8 @@ from ...models.spec import NormSpec, ProjectionSpec, tower_shapes
 from ...models.tensor_ref import TensorRef
 from ..frames import Frames
 from ..media import Media
-from ..processing import MAX_PATCHES, Image, Patches, Picture, block_places, require_ratio, require_sides, resize
+from ..picture import Picture
+from ..processing import MAX_PATCHES, Patches, block_places, require_ratio, require_sides, resize
 from ..request_settings import VIDEO
 from ..vision import Expansion, Vision
 from .settings import (
@@ -84,7 +85,6 @@ class QwenVision(Vision):
     request_fields = frozenset({"min_pixels", "max_pixels", "size"})
     video_pixels = Bounds(128 * 28**2, 768 * 28**2)
     steps_apart = False
-    resizes_first = True
 
     def __init__(
         self,
@@ -154,13 +154,13 @@ class QwenVision(Vision):
             bounds["shortest_edge"] = min(bounds["shortest_edge"], most * pixels)
         return {"size": bounds}
 
-    def process(self, image: Image | Picture) -> tuple[tuple[Image, ...], Hashable]:
-        require_ratio(image)
-        height, width = self.size_of(*image.shape[:2])
-        tile = resize(image, height, width, self.resample)
+    def process(self, picture: Picture) -> tuple[tuple[Picture, ...], Hashable]:
+        require_ratio(picture)
+        height, width = self.size_of(*picture.shape[:2])
+        tile = resize(picture, height, width, self.resample)
         return (tile,), self.patches.grid(tile)
 
-    def process_video(self, frames: Frames) -> tuple[tuple[Image, ...], Hashable]:
+    def process_video(self, frames: Frames) -> tuple[tuple[Picture, ...], Hashable]:
         together, count = self._together, len(frames.seconds)
         height, width = self.size_of_frames(max(count, together), frames.height, frames.width)
         of_step = (height // self.patches.size) * (width // self.patches.size)
@@ -171,7 +171,7 @@ class QwenVision(Vision):
                 f"video may have {MAX_PATCHES}, and {self.max_rows} in {together} frames: send fewer or smaller "
                 "frames, or lower max_pixels in mm_processor_kwargs"
             )
-        tiles = [resize(frame, height, width, self._video_resample) for frame in frames.pixels]
+        tiles = [resize(frame, height, width, self._video_resample) for frame in frames.pictures]
         tiles += tiles[-1:] * (-count % together)
         seconds = [*frames.seconds, *frames.seconds[-1:] * (-count % together)]
         steps = range(0, len(tiles), together)

@@ -6,7 +6,8 @@ import math
 from collections.abc import Hashable
 from typing import NamedTuple
 
-from ..processing import MAX_PATCHES, Image, Patches, Picture, Pixels, cut, require_ratio, resize
+from ..picture import Picture
+from ..processing import MAX_PATCHES, Patches, Pixels, cut, require_ratio, resize
 from ..vision import Expansion, Vision
 from .settings import BICUBIC, ProcessorSettings, require_patches, rows_of_blocks, side
 
@@ -30,8 +31,6 @@ class SlicedVision(Vision):
     The sides of either are whole blocks of `merge` x `merge` patches.
     """
 
-    resizes_first = True
-
     def __init__(self, settings: ProcessorSettings, pixels: Pixels, patch: int, merge: int, *, numbers: bool) -> None:
         if settings.integer("patch_size", 14) != patch:
             raise settings.error("patch_size", f"{patch}, as the vision_config of config.json has it")
@@ -48,14 +47,14 @@ class SlicedVision(Vision):
         self.numbering = "<image_id>{}</image_id>" if settings.flag("use_image_id", numbers) else ""
         self.settings = ("slices", self._block, self._slice, self._most, merge, self._resample, pixels)
 
-    def process(self, image: Image | Picture) -> tuple[tuple[Image, ...], Hashable]:
-        require_ratio(image)
-        height, width = image.shape[:2]
+    def process(self, picture: Picture) -> tuple[tuple[Picture, ...], Hashable]:
+        require_ratio(picture)
+        height, width = picture.shape[:2]
         rows, columns = self._slicing(height, width)
-        tiles: tuple[Image, ...] = (resize(image, *self._size(height, width), self._resample),)
+        tiles: tuple[Picture, ...] = (resize(picture, *self._size(height, width), self._resample),)
         if rows:
             high, wide = self._size(_multiple(height, rows) / rows, _multiple(width, columns) / columns)
-            tiles += cut(resize(image, high * rows, wide * columns, self._resample), rows, columns)
+            tiles += cut(resize(picture, high * rows, wide * columns, self._resample), rows, columns)
         grids = [self._patches.grid(tile) for tile in tiles]
         if max(map(math.prod, grids)) > self.max_rows or sum(map(math.prod, grids)) > MAX_PATCHES:
             raise ValueError(f"an image of {width} x {height} pixels is too narrow for this model")

@@ -5,10 +5,15 @@ from __future__ import annotations
 import io
 import struct
 import zlib
+from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
+
+from tidewheel.engine.media.picture import Picture
+from tidewheel.engine.media.vision import Vision
 
 
 def saved(image: Image.Image, name: str, **options: Any) -> bytes:
@@ -46,3 +51,9 @@ def zeros(size: int) -> bytes:
     packer = zlib.compressobj(9)
     pieces = [packer.compress(bytes(min(2**20, size - at))) for at in range(0, size, 2**20)]
     return b"".join([*pieces, packer.flush()])
+
+
+def processed_by(vision: Vision, image: NDArray[np.uint8]) -> tuple[tuple[NDArray[np.uint8], ...], Hashable]:
+    """The tiles and the layout that a vision makes of an image `[height, width, 3]`."""
+    tiles, layout = vision.process(Picture(image))
+    return tuple(tile.pixels for tile in tiles), layout

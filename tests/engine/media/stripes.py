@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from tidewheel.engine.devices.tower import Rows, TowerExecutor
 from tidewheel.engine.media.media import Media
+from tidewheel.engine.media.picture import Picture
 from tidewheel.engine.media.vision import Expansion, Vision
 from tidewheel.engine.models.spec import ProjectionSpec, TowerSpec
 from tidewheel.engine.models.tensor_ref import TensorRef
@@ -30,10 +31,11 @@ class StripesVision(Vision):
         self.spec = TowerSpec(hidden_size, (), (("pixels", ProjectionSpec(3, hidden_size)),))
         self.tensors = {"pixels.weight": (TensorRef("pixels.weight"),)}
 
-    def process(self, image: NDArray[np.uint8]) -> tuple[tuple[NDArray[np.uint8], ...], Hashable]:
+    def process(self, picture: Picture) -> tuple[tuple[Picture, ...], Hashable]:
+        image = picture.pixels
         if image.shape[0] * image.shape[1] > self.max_rows:
             raise ValueError(f"an image has at most {self.max_rows} pixels")
-        return (image.reshape(1, -1, 3),), image.shape[0] * image.shape[1]
+        return (Picture(image.reshape(1, -1, 3)),), image.shape[0] * image.shape[1]
 
     def num_tokens(self, layout: Hashable) -> int:
         assert isinstance(layout, int)

@@ -17,7 +17,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import torch
-from PIL import Image
+from engine.media.pictures import processed_by
 from plain_tower import PlainTower, run, tower_weights
 from vision_zoo import (
     CASES,
@@ -38,11 +38,11 @@ from tidewheel.engine.media.families import FAMILIES, vision_of
 from tidewheel.engine.media.families.phi3v import _Numbers
 from tidewheel.engine.media.layouts import layout_of, plain_layout
 from tidewheel.engine.media.media import Media
+from tidewheel.engine.media.picture import Picture
 from tidewheel.engine.media.placeholders import expand, spread
 from tidewheel.engine.media.processing import (
     MAX_PATCHES,
     Patches,
-    Picture,
     block_places,
     centre_crop,
     gelu,
@@ -59,18 +59,6 @@ from tidewheel.engine.models.text_part import WRAPPERS
 IN_TRANSFORMERS = [name for name, case in CASES.items() if case.published is None]
 NARROW = ("granite4-vision", "mistral3", "pixtral", "llava-next", "llava-onevision", "granite-vision", "lfm2-vl")
 NARROW += ("minicpm-v2.5", "minicpm-v2.6", "minicpm-v4.6", "minicpm-v4.7", "phi3-vision")
-RESIZING = (
-    "gemma3",
-    "gemma4",
-    "granite-docling",
-    "internvl",
-    "lfm2-vl",
-    "llama4",
-    "llava-next",
-    "minicpm-v4.6",
-    "pixtral",
-)
-RESIZING += ("qwen2.5-vl", "smolvlm")
 _GRANITE = {"model_type": "granite", "hidden_size": 32}
 GRIDS = ("qwen", "glm", "paddle")  # whose images have rows and columns in the decoder
 SIZES = ((1, 1), (3, 9), (32, 32), (33, 31), (64, 64), (97, 61), (100, 300), (31, 200), (7, 8), (512, 100), (90, 91))
@@ -98,7 +86,7 @@ def seen_by(name: str) -> Vision:
 
 
 def media_of(vision: Vision, image: NDArray[np.uint8]) -> Media:
-    tiles, layout = vision.process(image)
+    tiles, layout = processed_by(vision, image)
     assert all(tile.dtype == np.uint8 and tile.ndim == 3 and tile.shape[2] == 3 for tile in tiles)
     hash(layout)
     return Media(tiles, layout, vision.num_tokens(layout), b"", image.shape[1], image.shape[0])
@@ -128,7 +116,7 @@ def test_pixels_are_those_of_transformers(name: str) -> None:
             expected = expected[(inputs["image_position_ids"] != -1).all(-1).numpy()]
         if case.model == "Gemma4ForConditionalGeneration":  # which does this itself
             expected = 2 * (expected - 0.5)
-        tiles = vision.process(image)[0]
+        tiles = processed_by(vision, image)[0]
         patches = vision.patches if name.startswith(GRIDS) else vision._patches
         if name == "paddleocr-vl":  # whose patches are row by row
             expected = expected.reshape(len(expected), -1)
@@ -144,16 +132,6 @@ def test_pixels_are_those_of_transformers(name: str) -> None:
             ours = np.stack([patches.pixels.of(tile).transpose(2, 0, 1) for tile in tiles])
         assert ours.shape == expected.shape, title
         assert np.abs(ours - expected).max() <= 1e-5, title
-
-
-@pytest.mark.parametrize("name", RESIZING)
-def test_an_image_that_is_still_in_pillow_becomes_the_same(name: str) -> None:
-    vision = seen_by(name)
-    assert vision.resizes_first
-    for _, image in images_of(name):
-        (tiles, layout), (wanted, wanted_layout) = map(vision.process, (Picture(Image.fromarray(image)), image))
-        assert layout == wanted_layout
-        assert [tile.tobytes() for tile in tiles] == [tile.tobytes() for tile in wanted]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -178,7 +156,7 @@ def test_a_prompt_has_the_tokens_that_transformers_gives_it(name: str) -> None:
     assert case.prompt.count(vision.placeholder) == 1
     for height, width in SIZES:
         image = photo(height, width)
-        layout = vision.process(image)[1]
+        layout = processed_by(vision, image)[1]
         expansion = vision.expansion(layout)
         text = case.prompt.replace(vision.placeholder, expansion.text)
         counts = iter(expansion.counts)
@@ -197,7 +175,7 @@ def test_a_prompt_has_the_tokens_that_transformers_gives_it(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in CASES if name.startswith(GRIDS)])
 def test_positions_are_those_of_transformers(name: str) -> None:
     vision, model = seen_by(name), made(name).model
-    layouts = [vision.process(photo(*size))[1] for size in ((40, 60), (90, 30))]
+    layouts = [processed_by(vision, photo(*size))[1] for size in ((40, 60), (90, 30))]
     sections: list[int] = [0] * 5
     for layout in layouts:
         sections += [1] * vision.num_tokens(layout) + [0] * 3
@@ -270,7 +248,7 @@ def test_pages_that_would_become_small_have_more_tiles() -> None:
         vision = vision_of(made("granite-docling").config, {**made("granite-docling").settings, **rule})
         assert vision is not None
         processor = GraniteDoclingImageProcessorPil(**CASES["granite-docling"].settings, **rule)
-        grids = [vision.process(photo(*size))[1] for size in sizes]
+        grids = [processed_by(vision, photo(*size))[1] for size in sizes]
         assert grids == [processor.get_tile_grid(*size) for size in sizes]
         found.add(tuple(grids))
     assert len(found) > 2
@@ -349,7 +327,7 @@ def test_only_some_see_both_ways_or_have_positions_of_their_own(name: str) -> No
     hash(vision.settings)
     copy = pickle.loads(pickle.dumps(vision))  # for the process that decodes images
     assert copy.settings == vision.settings
-    assert np.array_equal(copy.process(IMAGES["photo"])[0][0], vision.process(IMAGES["photo"])[0][0])
+    assert np.array_equal(processed_by(copy, IMAGES["photo"])[0][0], processed_by(vision, IMAGES["photo"])[0][0])
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -548,9 +526,9 @@ def test_internvl_as_published_has_settings_of_its_own() -> None:
     assert not attention.qkv_bias
     assert norm is not None
     assert norm.kind == "rms"
-    assert np.array_equal(vision.process(image)[0][-1], seen_by("internvl-chat").process(image)[0][-1])
+    assert np.array_equal(processed_by(vision, image)[0][-1], processed_by(seen_by("internvl-chat"), image)[0][-1])
     for fewer in ({"max_dynamic_patch": 1}, {"dynamic_image_size": False}):
-        assert vision_of(config, fewer).process(image)[1] == 1  # type: ignore[union-attr]
+        assert processed_by(vision_of(config, fewer), image)[1] == 1  # type: ignore[union-attr]
 
 
 NARROW_FOR = ("qwen2-vl", "llava", "mistral3", "llava-next", "lfm2-vl", "minicpm-v2.6", "phi3-vision")
@@ -559,7 +537,7 @@ NARROW_FOR = ("qwen2-vl", "llava", "mistral3", "llava-next", "lfm2-vl", "minicpm
 @pytest.mark.parametrize("name", NARROW_FOR)
 def test_an_image_that_is_too_narrow_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="narrow"):
-        seen_by(name).process(np.zeros((1, 400, 3), np.uint8))
+        processed_by(seen_by(name), np.zeros((1, 400, 3), np.uint8))
 
 
 @pytest.mark.parametrize("count", [4, pytest.param(200, marks=pytest.mark.sweep)])
@@ -569,7 +547,7 @@ def test_images_of_any_size_are_taken_or_refused(name: str, count: int) -> None:
     vision, random = seen_by(name), np.random.default_rng(len(name) + count)
     for height, width in np.exp(random.uniform(0, np.log(3000), (count, 2))).astype(int).tolist():
         try:
-            tiles, layout = vision.process(np.zeros((height, width, 3), np.uint8))
+            tiles, layout = processed_by(vision, np.zeros((height, width, 3), np.uint8))
         except ValueError as error:
             refused = str(error)
         else:
@@ -591,7 +569,7 @@ def test_a_square_around_an_image_is_bounded() -> None:
     )
     assert vision is not None
     with pytest.raises(ValueError, match="more alike"):
-        vision.process(np.zeros((100, 20_000, 3), np.uint8))
+        processed_by(vision, np.zeros((100, 20_000, 3), np.uint8))
 
 
 @pytest.mark.parametrize("title", ["photo", "portrait", "square", "wide"])
@@ -600,7 +578,7 @@ def test_llava_pads_to_a_square_if_it_should(title: str) -> None:
 
     processor = LlavaImageProcessorPil(**CASES["llava"].settings, do_pad=True)
     vision: Any = vision_of(made("llava").config, {**processor.to_dict(), "resample": 3, "crop_size": 32, "size": 32})
-    (tile,) = vision.process(IMAGES[title])[0]
+    (tile,) = processed_by(vision, IMAGES[title])[0]
     inputs = processor([IMAGES[title]], return_tensors="pt", input_data_format="channels_last")
     expected = inputs["pixel_values"][0].numpy()
     assert np.abs(vision._patches.pixels.of(tile).transpose(2, 0, 1) - expected).max() <= 1e-5
@@ -610,12 +588,12 @@ def test_llava_pads_to_a_square_if_it_should(title: str) -> None:
 def test_llama_4_fills_the_largest_canvas_if_it_should(title: str) -> None:
     case = CASES["llama4"]._replace(settings={**CASES["llama4"].settings, "resize_to_max_canvas": True})
     vision: Any = vision_of(made("llama4").config, dict(case.settings))
-    tiles = vision.process(IMAGES[title])[0]
+    tiles = processed_by(vision, IMAGES[title])[0]
     expected = TorchvisionProcessor(case)([IMAGES[title]])["pixel_values"].numpy()
     ours = np.stack([vision._patches.pixels.of(tile).transpose(2, 0, 1) for tile in tiles])
     assert ours.shape == expected.shape
     assert np.abs(ours - expected).max() <= 1e-5
-    assert len(tiles) > len(cast(Any, seen_by("llama4")).process(IMAGES[title])[0])
+    assert len(tiles) > len(processed_by(cast(Any, seen_by("llama4")), IMAGES[title])[0])
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -624,7 +602,7 @@ def test_no_image_becomes_larger_than_the_settings_allow(name: str) -> None:
     for height, width in ((1, 190), (190, 1), (3000, 17), (2000, 2000)):
         if name in NARROW and min(height, width) < 100:
             continue
-        tiles = vision.process(np.zeros((height, width, 3), np.uint8))[0]
+        tiles = processed_by(vision, np.zeros((height, width, 3), np.uint8))[0]
         assert sum(tile.shape[0] * tile.shape[1] for tile in tiles) <= 128 * 128 + 32 * 32
 
 
@@ -668,4 +646,5 @@ def test_the_middle_is_cropped_as_by_transformers(shape: tuple[int, int]) -> Non
     from transformers.image_transforms import center_crop
 
     image = photo(*shape)
-    assert np.array_equal(centre_crop(image, 32, 32), center_crop(image, (32, 32), input_data_format="channels_last"))
+    ours = centre_crop(Picture(image), 32, 32).pixels
+    assert np.array_equal(ours, center_crop(image, (32, 32), input_data_format="channels_last"))

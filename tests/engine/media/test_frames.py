@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from optional_packages import require_packages
 
 require_packages("PIL")
@@ -38,13 +39,17 @@ def frames(*files: bytes, fps: float = 1.0, settings: DecodeSettings = SETTINGS)
     return frames_of(MediaFiles(files, "video", fps), settings)
 
 
+def pixels_of(found: Frames) -> list[NDArray[np.uint8]]:
+    return [picture.pixels for picture in [*found.pictures]]  # each keeps its own when the next one is read
+
+
 @pytest.mark.parametrize("name", ["GIF", "PNG", "WEBP"])
 def test_an_animation_is_its_pictures_at_their_times(name: str) -> None:
     data = animation(name, duration=500)
     found = frames(data)
     assert (found.height, found.width, found.fps) == (30, 40, 2.0)
     assert found.seconds == pytest.approx((0.0, 0.5, 1.0, 1.5, 2.0, 2.5))
-    for picture, pixels in zip(PICTURES, found.pixels, strict=True):
+    for picture, pixels in zip(PICTURES, pixels_of(found), strict=True):
         wanted = np.asarray(picture)
         if name == "GIF":  # which has 256 colours
             assert np.abs(pixels.astype(int) - wanted).mean() < 40
@@ -67,7 +72,7 @@ def test_some_frames_are_taken_of_many() -> None:
     chosen = sampled(40, 4.0, 2.0, 8)
     assert len(chosen) == 8
     assert found.seconds == pytest.approx([0.1 * index for index in chosen])
-    for index, pixels in zip(chosen, found.pixels, strict=True):
+    for index, pixels in zip(chosen, pixels_of(found), strict=True):
         np.testing.assert_array_equal(pixels, np.asarray(pictures[index]))
     assert len(frames(data, settings=DecodeSettings(2**16, max_frames=3)).seconds) == 3
     assert len(frames(data, settings=DecodeSettings(2**16, max_frames=50, fps=5.0)).seconds) == 20
@@ -76,13 +81,13 @@ def test_some_frames_are_taken_of_many() -> None:
 def test_clear_pixels_of_frames_are_on_the_background() -> None:
     clear = [Image.new("RGBA", (8, 8), (level, 0, 0, 0)) for level in (10, 200)]
     settings = DecodeSettings(2**16, background=(1, 2, 3))
-    found = [*frames(animation("PNG", clear, duration=100, disposal=1), settings=settings).pixels]
+    found = pixels_of(frames(animation("PNG", clear, duration=100, disposal=1), settings=settings))
     assert all((pixels == (1, 2, 3)).all() for pixels in found)
 
 
 def test_a_picture_is_a_video_of_one_frame() -> None:
     found = frames(png())
-    assert (len(found.seconds), len([*found.pixels])) == (1, 1)
+    assert (len(found.seconds), len([*found.pictures])) == (1, 1)
 
 
 def test_files_are_frames() -> None:
@@ -90,7 +95,7 @@ def test_files_are_frames() -> None:
     found = frames(*files, fps=4.0)
     assert found.seconds == pytest.approx([index / 4 for index in (0, 2, 3, 5, 6, 8, 9, 11)])
     assert found.fps == pytest.approx(8 / 12 * 4)
-    np.testing.assert_array_equal([*found.pixels][1], np.asarray(PICTURES[2]))
+    np.testing.assert_array_equal(pixels_of(found)[1], np.asarray(PICTURES[2]))
 
 
 def with_a_larger_picture() -> bytes:
@@ -117,10 +122,10 @@ def with_a_larger_picture() -> bytes:
 )
 def test_bounds_of_frames(files: tuple[bytes, ...], reason: str | None) -> None:
     if reason is None:
-        assert len([*frames(*files).pixels]) > 1
+        assert len([*frames(*files).pictures]) > 1
         return
     with pytest.raises(ImageError, match=reason):
-        [*frames(*files).pixels]
+        [*frames(*files).pictures]
 
 
 IDS: dict[Modality, int] = {"image": 7, "video": 8}

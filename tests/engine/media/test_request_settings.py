@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from engine.media.pictures import processed_by
 from engine.media.test_models import file_of, model
 from plain_tower import PlainTower, run
 from vision_zoo import CASES, VisionModel, photo, vision_model
@@ -50,7 +51,7 @@ def settings_of(name: str) -> RequestSettings:
 
 
 def tokens(vision: Vision, height: int = 60, width: int = 90) -> int:
-    return vision.num_tokens(vision.process(photo(height, width))[1])
+    return vision.num_tokens(processed_by(vision, photo(height, width))[1])
 
 
 @pytest.mark.parametrize(
@@ -67,9 +68,9 @@ def tokens(vision: Vision, height: int = 60, width: int = 90) -> int:
 def test_other_families_have_settings_of_their_own(name: str, fields: dict[str, Any]) -> None:
     """The model's own vision knows what follows from a layout."""
     usual, image = seen_by(name), photo(90, 140)
-    tiles, layout = settings_of(name).vision(fields, PARAM).process(image)
+    tiles, layout = processed_by(settings_of(name).vision(fields, PARAM), image)
     media = Media(tiles, layout, usual.num_tokens(layout), b"", 0, 0)
-    assert media.num_tokens < usual.num_tokens(usual.process(image)[1])
+    assert media.num_tokens < usual.num_tokens(processed_by(usual, image)[1])
     assert sum(usual.expansion(layout).counts) == media.num_tokens
     assert len(run(usual.encode(media, PlainTower(usual, made(name).stored)))) == media.num_tokens
 

@@ -42,7 +42,8 @@ def seen_by(name: str) -> Vision:
 
 def media_of(vision: Vision, given: Video) -> Media:
     tiles, layout = vision.process_video(given.taken)
-    return Media(tiles, layout, vision.num_tokens(layout), b"", 0, 0, "video")
+    pixels = tuple(tile.pixels for tile in tiles)
+    return Media(pixels, layout, vision.num_tokens(layout), b"", 0, 0, "video")
 
 
 @pytest.mark.parametrize("name", VIDEO_CASES)

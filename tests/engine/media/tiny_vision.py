@@ -9,11 +9,11 @@ from collections.abc import Generator, Hashable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tidewheel.engine.devices.tower import Rows, TowerExecutor
 from tidewheel.engine.media.frames import Frames
 from tidewheel.engine.media.media import Media
+from tidewheel.engine.media.picture import Picture
 from tidewheel.engine.media.vision import Expansion, Marks, Vision
 
 ABORTS, SLEEPS, SPINS, GROWS, OPENS, CONNECTS, FAILS, REFUSES, LEAVES = range(501, 510)
@@ -27,13 +27,13 @@ class TinyVision(Vision):
     def __init__(self, settings: Hashable = "tiny") -> None:
         self.settings = settings
 
-    def process(self, image: NDArray[np.uint8]) -> tuple[tuple[NDArray[np.uint8], ...], Hashable]:
-        height, width = image.shape[:2]
+    def process(self, picture: Picture) -> tuple[tuple[Picture, ...], Hashable]:
+        height, width = picture.shape[:2]
         if max(height, width) > MAX_SIDE:
             raise ValueError(f"a side of {max(height, width)} pixels is too long")
         misbehave(width)
-        top = image[: height // 2]
-        return (image, top[:, ::-1]), (height, width)
+        top = picture.pixels[: height // 2]
+        return (picture, Picture(top[:, ::-1])), (height, width)
 
     def num_tokens(self, layout: Any) -> int:
         return int(sum(self.expansion(layout).counts))
@@ -51,9 +51,9 @@ class TinyVideos(TinyVision):
 
     video = Marks("<video>", "<frame>")
 
-    def process_video(self, frames: Frames) -> tuple[tuple[NDArray[np.uint8], ...], Hashable]:
+    def process_video(self, frames: Frames) -> tuple[tuple[Picture, ...], Hashable]:
         misbehave(frames.width)
-        return tuple(frames.pixels), ("video", frames.seconds)
+        return tuple(frames.pictures), ("video", frames.seconds)
 
     def expansion(self, layout: Any) -> Expansion:
         if layout[0] != "video":
