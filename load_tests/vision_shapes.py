@@ -36,6 +36,7 @@ class VisionShape:
     `tokens` are those that the model wants besides text, and `ids` the fields of the config with a token's id, by that
     token. `tokenizer_names` are fields of tokenizer_config.json. A picture stands as `placeholder` in a prompt. A
     LARGE_PICTURE is brought to the sizes `resized` (width, height) with Pillow's filter number `resample`.
+    `published_names`: how tensors' names begin in published checkpoints, by how transformers begins them now.
     """
 
     model_type: str
@@ -50,6 +51,7 @@ class VisionShape:
     resample: int
     tokenizer_names: Mapping[str, str] = field(default_factory=dict)
     processor_settings: Mapping[str, Any] = field(default_factory=dict)
+    published_names: Mapping[str, str] = field(default_factory=dict)
 
 
 _OF_ALL = {"do_resize": True, "do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True}
@@ -127,13 +129,14 @@ _GEMMA3 = VisionShape(
         },
     },
     {"size": {"height": 896, "width": 896}, "resample": 2, "do_convert_rgb": True, "image_seq_length": 256, **_HALF},
-    ("<start_of_image>", "<image_soft_token>", "<end_of_image>"),
+    ("<start_of_image>", "<image_soft_token>", "<end_of_image>", "\n", "\n\n", "\n\n\n", "\n\n\n\n"),
     "<start_of_image>",
     {"image_token_id": "<image_soft_token>", "boi_token_id": "<start_of_image>", "eoi_token_id": "<end_of_image>"},
     ((896, 896),),
     2,
     {"boi_token": "<start_of_image>", "image_token": "<image_soft_token>", "eoi_token": "<end_of_image>"},
     {"image_seq_length": 256},
+    {"vision_tower.": "vision_tower.vision_model."},
 )  # fmt: skip
 VISION_SHAPES: dict[str, VisionShape] = {
     "smolvlm-256m": _SMOLVLM,
@@ -170,6 +173,8 @@ def make(name: str, folder: Path) -> Path:
     part = folder.with_name(f"{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     model.save_pretrained(part)
+    del model  # which is as large as what is read again next
+    _rename(part, shape.published_names)
     vocabulary = tokenizer(*shape.tokens)
     vocabulary.init_kwargs.update(shape.tokenizer_names)
     vocabulary.save_pretrained(part)
@@ -180,6 +185,20 @@ def make(name: str, folder: Path) -> Path:
     (part / "chat_template.jinja").write_text(_CHAT_TEMPLATE.format(placeholder=shape.placeholder))
     part.rename(folder)
     return folder
+
+
+def _rename(folder: Path, names: Mapping[str, str]) -> None:
+    """Give tensors whose names begin as a key of `names` its value there instead."""
+    from safetensors.torch import load_file, save_file
+
+    for file in folder.glob("*.safetensors") if names else ():
+        tensors = load_file(file)
+        for name in list(tensors):
+            begin = next(filter(name.startswith, names), "")
+            if begin:
+                tensors[names[begin] + name[len(begin) :]] = tensors.pop(name)
+        save_file(tensors, file.with_suffix(".part"), {"format": "pt"})
+        file.with_suffix(".part").rename(file)
 
 
 def _fill(model: Any) -> None:
