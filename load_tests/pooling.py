@@ -31,7 +31,7 @@ from tidewheel.engine.encoders.batching import MAX_BATCH_TOKENS
 from tidewheel.engine.encoders.description import describe_encoder
 from tidewheel.engine.encoders.native_graph import load_native
 from tidewheel.engine.encoders.options import EncoderDType
-from tidewheel.engine.encoders.pooling import pool
+from tidewheel.engine.encoders.pooling import looks_at_ends, places_read, pool
 from tidewheel.engine.encoders.tokenization import EncoderInput
 
 Rows = NDArray[np.float32]
@@ -42,6 +42,7 @@ _RUNNERS = Path(__file__).parent / "peer_runners"
 _BERTS = {"minilm": (384, 6, 12, 1536), "bge-base": (768, 12, 12, 3072), "bge-large": (1024, 24, 16, 4096)}
 _QWEN3 = "qwen3-embedding-0.6b"
 _SHAPES = (*_BERTS, _QWEN3)
+_POOLING = {"bge-base": "cls", "bge-large": "cls", _QWEN3: "lasttoken"}  # the others take the mean
 _FIRST_WORD = 1000  # of BERT's vocabulary; lower ids are special tokens and letters
 _MAX_TOKENS = 512
 _SEED = 5
@@ -106,6 +107,11 @@ def made_model(shape: str, folder: Path) -> Path:
         )
         BertModel(config, add_pooling_layer=False).save_pretrained(folder)
     (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": _MAX_TOKENS}))
+    kinds = {"": "Transformer", "1_Pooling": "Pooling"}
+    modules = [{"path": path, "type": f"sentence_transformers.models.{kind}"} for path, kind in kinds.items()]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": _POOLING.get(shape, "mean")}))
     return folder
 
 
@@ -149,8 +155,8 @@ def in_int8(graph: Path) -> Path:
     return made
 
 
-def onnx_runtime(name: str, graph: Path, threads: int) -> Run:
-    """The means of the tokens' vectors by ONNX Runtime, with the settings that it has by itself."""
+def onnx_runtime(name: str, graph: Path, pooling: Sequence[str], threads: int) -> Run:
+    """The pooled vectors of the tokens by ONNX Runtime, with the settings that it has by itself."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -168,16 +174,16 @@ def onnx_runtime(name: str, graph: Path, threads: int) -> Run:
                 ids[row, : len(texts[index])], mask[row, : len(texts[index])] = texts[index], 1
             (rows,) = session.run(None, {"input_ids": ids, "attention_mask": mask})
             for row, index in enumerate(batch):
-                vectors[index] = rows[row, : len(texts[index])].mean(0)
+                vectors[index] = pool(rows[row, : len(texts[index])], 0, pooling)
         return np.stack(vectors), perf_counter() - started
 
     return Run(name, embed)
 
 
 @contextmanager
-def llama_cpp(python: Path, file: Path, threads: int) -> Iterator[Run]:
+def llama_cpp(python: Path, file: Path, pooling: Sequence[str], threads: int) -> Iterator[Run]:
     """The same by llama.cpp, in an interpreter of its own."""
-    command = [str(python), str(_RUNNERS / "embed_llama_cpp_python.py"), str(file), str(threads)]
+    command = [str(python), str(_RUNNERS / "embed_llama_cpp_python.py"), str(file), *pooling, str(threads)]
     with subprocess.Popen(command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -207,14 +213,16 @@ def native(folder: Path, dtype: EncoderDType, threads: int) -> Run:
     """The same by our own kernels."""
     description = describe_encoder(folder, convert="embed")
     assert description.model is not None
+    pooling = description.pooling
     graph = load_native(folder, description.model, _MAX_TOKENS, (), CpuDevice(), dtype=dtype, threads=threads)
 
     def embed(texts: Texts) -> tuple[Rows, float]:
         vectors, started = [np.empty(0, np.float32)] * len(texts), perf_counter()
         for batch in _batches(texts):
-            found = graph.run(graph.outputs[0], [EncoderInput(texts[index]) for index in batch])
+            read = [places_read(len(texts[index]), 0, pooling) for index in batch] if looks_at_ends(pooling) else None
+            found = graph.run(graph.outputs[0], [EncoderInput(texts[index]) for index in batch], read)
             for index, rows in zip(batch, found, strict=True):
-                vectors[index] = pool(rows, 0, ("mean",))
+                vectors[index] = pool(rows, 0, pooling)
         return np.stack(vectors), perf_counter() - started
 
     return Run(f"tidewheel {dtype}", embed)
@@ -376,14 +384,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for file in options.tokenizer.glob("*token*.json") if options.tokenizer else ():
                 shutil.copy(file, folder)
         graph = exported(folder, made / "model.onnx")
-        runs = [onnx_runtime("onnxruntime float32", graph, options.threads)]
+        pooling = describe_encoder(folder, convert="embed").pooling
+        runs = [onnx_runtime("onnxruntime float32", graph, pooling, options.threads)]
         if {"int8", "int8-channel"} & {*options.dtypes}:
-            runs.append(onnx_runtime("onnxruntime int8", in_int8(graph), options.threads))
+            runs.append(onnx_runtime("onnxruntime int8", in_int8(graph), pooling, options.threads))
         for dtype in options.dtypes:
             if options.llama_cpp_python is not None and dtype in _GGUF_TYPES:
                 file = gguf_file(folder, options.llama_cpp_sources, _GGUF_TYPES[dtype], made)
                 python = options.llama_cpp_python / "bin/python"
-                runs.append(stack.enter_context(llama_cpp(python, file, options.threads)))
+                runs.append(stack.enter_context(llama_cpp(python, file, pooling, options.threads)))
             runs.append(native(folder, dtype, options.threads))
         medians = compare(runs, options.rounds, options.most_texts, options.only)
         dtypes = options.dtypes if options.http else ()

@@ -1,9 +1,9 @@
 """llama.cpp's runner for embeddings: batches through its library, on a GGUF file.
 
-usage: embed_llama_cpp_python.py FILE.gguf THREADS
+usage: embed_llama_cpp_python.py FILE.gguf mean|cls|lasttoken THREADS
 
 Standard input has a list of texts in each line, which are lists of token ids. For each line comes one back: how many
-seconds it took, and the mean of each text's vectors.
+seconds it took, and what is pooled of each text's vectors.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _MAX_TEXTS = 64
 
 
 class LlamaCpp:
-    """A model and a context that pools means."""
+    """A model and a context that pools."""
 
-    def __init__(self, file: str, threads: int) -> None:
+    def __init__(self, file: str, pooling: str, threads: int) -> None:
         import llama_cpp as llama
 
         self._llama = llama
@@ -34,7 +34,11 @@ class LlamaCpp:
         self._width = llama.llama_model_n_embd(self._model)
         options = llama.llama_context_default_params()
         options.embeddings = True
-        options.pooling_type = llama.LLAMA_POOLING_TYPE_MEAN
+        options.pooling_type = {
+            "mean": llama.LLAMA_POOLING_TYPE_MEAN,
+            "cls": llama.LLAMA_POOLING_TYPE_CLS,
+            "lasttoken": llama.LLAMA_POOLING_TYPE_LAST,
+        }[pooling]
         options.n_ctx = options.n_batch = options.n_ubatch = _BATCH_TOKENS  # a text must lie in one of these
         options.n_seq_max = _MAX_TEXTS
         options.kv_unified = True
@@ -45,7 +49,7 @@ class LlamaCpp:
         self._batch = llama.llama_batch_init(_BATCH_TOKENS, 0, 1)
 
     def embed(self, texts: list[list[int]]) -> list[list[float]]:
-        """The means, in the order of the texts."""
+        """The pooled vectors, in the order of the texts."""
         vectors: list[list[float]] = [[]] * len(texts)
         batch: list[int] = []
         for index in sorted(range(len(texts)), key=lambda i: len(texts[i])):
@@ -80,7 +84,7 @@ def main() -> None:
     """Answer until standard input ends."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the library prints is no answer
-    peer = LlamaCpp(sys.argv[1], int(sys.argv[2]))
+    peer = LlamaCpp(sys.argv[1], sys.argv[2], int(sys.argv[3]))
     for line in sys.stdin:
         texts = json.loads(line)
         started = time.perf_counter()
