@@ -160,8 +160,9 @@ class ElementProducts : public ElementReader<T> {
   }
 
  private:
-  // K and V of single bytes are too short for pairs of lines, so every line is prefetched.
-  unsigned line_pairs() const { return sizeof(T) > 1 ? args_.line_pairs : 0; }
+  // Every line is prefetched if the second of a pair would come late: K and V of single bytes are too short, and vectors
+  // of 8 lanes read two blocks side by side, not four.
+  unsigned line_pairs() const { return sizeof(T) > 1 && kLanes != 8 ? args_.line_pairs : 0; }
 
   // The weights of these rows. The weights of all rows of the task are kept only if V is spread.
   Q* weights(int row) const { return spread_ ? weights_ + row * kAttentionTile : weights_; }
