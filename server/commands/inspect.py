@@ -25,7 +25,7 @@ from .sizes import in_thousands
 _OPTIONS = (
     "revision", "download_dir", "tokenizer", "skip_tokenizer_init", "device", "dtype", "quantization",
     "quantization_group_size", "quantization_zero_points", "kv_cache_dtype", "max_model_len", "pipeline_parallel_size",
-    "pipeline_split", "language_model_only", "mmproj",
+    "pipeline_split", "language_model_only", "mmproj", "mm_processor_kwargs", "image_min_tokens", "image_max_tokens",
 )  # fmt: skip
 
 

@@ -47,6 +47,7 @@ from tidewheel.engine.weights.gguf.reader import read_gguf
 from tidewheel.engine.weights.gguf.vision.projectors import PROJECTORS
 from tidewheel.engine.weights.gguf.vision.tower import GgufTower
 from tidewheel.engine.weights.tensor import BlockTensor, WeightSource, to_float32
+from tidewheel.server.commands.cli import main
 
 FOLDERS = TemporaryDirectory()
 # What files do not say: settings of the processor that models share.
@@ -311,6 +312,21 @@ def test_inspect_counts_the_tower(tmp_path: Path) -> None:
     assert found.vision is not None
     assert found.vision.parameters == sum(values.size for values in expected_weights("qwen2-vl").values())
     assert found.vision.tokens["512 x 512"] > 0
+
+
+def test_inspect_shows_the_tokens_of_images_of_the_wanted_size(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = text_file(tmp_path, "qwen2-vl")
+    write_mmproj(tmp_path / "mmproj-F32.gguf", "qwen2-vl", made("qwen2-vl"))
+
+    def tokens(*options: str) -> int:
+        assert main(["inspect", str(path), "--device", "cpu", "--json", *options]) == 0
+        return int(json.loads(capsys.readouterr().out)["vision"]["tokens"]["512 x 512"])
+
+    usual = tokens()
+    assert tokens("--mm-processor-kwargs", '{"min_pixels": 64, "max_pixels": 640}') < usual
+    assert tokens("--image-max-tokens", "9") <= 9 < usual
 
 
 def test_one_file_may_have_both(tmp_path: Path) -> None:
