@@ -18,10 +18,10 @@ pytest.importorskip("tidewheel._native")
 
 MIB = 2**20
 TOKENS = 2048
-MLP = 8192  # numbers of a token in the largest buffer of activations
+MLP = 8192  # numbers of a token in the largest buffer of activations; the last layer computes few tokens' alone
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": MLP,
-    "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 320,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 320,
     "max_position_embeddings": 2 * TOKENS, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
     "tie_word_embeddings": True,
 }  # fmt: skip

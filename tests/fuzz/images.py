@@ -23,7 +23,7 @@ MAX_PIXELS = 2**20
 
 def image(data: bytes) -> None:
     with contextlib.suppress(ImageError):
-        height, width, colors = decoders()(data, DecodeSettings(MAX_PIXELS)).shape
+        height, width, colors = decoders()(data, DecodeSettings(MAX_PIXELS)).pixels.shape
         assert 0 < height * width <= MAX_PIXELS
         assert colors == 3
 
@@ -34,19 +34,19 @@ def video(data: bytes) -> None:
         from tidewheel.engine.media.pixels import frames_of
 
         found = frames_of(MediaFiles((data,), "video"), DecodeSettings(MAX_PIXELS, max_frames=4))
-        pictures = [*found.pixels]
+        pictures = [*found.pictures]
         assert 0 < len(pictures) == len(found.seconds) <= 4
-        assert {picture.shape for picture in pictures} == {(found.height, found.width, 3)}
+        assert {picture.pixels.shape for picture in pictures} == {(found.height, found.width, 3)}
         assert [*found.seconds] == sorted(found.seconds)
         assert found.fps > 0
 
 
 @functools.cache
 def decoders() -> Any:
-    from tidewheel.engine.media.pixels import import_decoders, pixels_of
+    from tidewheel.engine.media.pixels import import_decoders, picture_of
 
     import_decoders()
-    return pixels_of
+    return picture_of
 
 
 def video_seeds() -> list[bytes]:
