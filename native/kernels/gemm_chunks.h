@@ -9,12 +9,27 @@
 
 namespace tidewheel::TW_ISA {
 
+// What is read after a chunk, of each strip: a part of it is brought while a tile of rows is multiplied. It comes to the
+// second level of the cache: with the first one as its aim, few rows were slower.
+struct Ahead {
+  const char* strip;
+  size_t strip_size;
+  int lines;
+
+  void bring(int begin, int end) const {
+    for (int s = 0; s < kStrips; ++s) {
+      for (int i = begin; i < end; ++i) prefetch_later(strip + s * strip_size + i * kLineBytes);
+    }
+  }
+};
+
 // `Weights` says how a format's chunks are expanded, and how few rows are multiplied. `Products` has room for a chunk
-// of each strip, as the level multiplies it, and multiplies it by up to kTileRows packed rows.
+// of each strip, as the level multiplies it, multiplies it by up to kTileRows packed rows, and brings what is ahead. A
+// chunk is expanded once for kTiles tiles of rows.
 template <typename Weights, typename Products>
 class ByChunks {
  public:
-  static constexpr int kRows = 8 * kTileRows;
+  static constexpr int kRows = Products::kTiles * kTileRows;
 
   void multiply(const WeightFormat& format, const char* x, const char* panel, int k, int rows, float* tile) {
     if (rows <= Weights::kFew) return Weights::multiply_few(format, x, panel, k, rows, tile);
@@ -27,20 +42,15 @@ class ByChunks {
       for (int s = 0; s < kStrips; ++s) Weights::expand(format, chunk + s * strip_size, count, products_.strip(s));
       const char* next = g + kChunkGroups < groups ? chunk + chunk_size : panel + kStrips * strip_size;
       for (int r = 0; r < rows; r += kTileRows, next += part) {
-        for (int s = 0; s < kStrips; ++s) prefetch_part(next + s * strip_size, part);
         const int n = rows - r < kTileRows ? rows - r : kTileRows;
-        products_.multiply(x + r * row_size + size_t(g) * n * kGroupBytes, n, count, g == 0, tile + r * kPanel);
+        products_.multiply(x + r * row_size + size_t(g) * n * kGroupBytes, n, count, g == 0, tile + r * kPanel,
+                           Ahead{next, strip_size, static_cast<int>((part + kLineBytes - 1) / kLineBytes)});
       }
     }
   }
 
  private:
   static constexpr size_t kGroupBytes = sizeof(BlockRows<1, Weights::kTraits.parts()>);
-
-  // To the second level: with the first one as its aim, few rows were slower.
-  TW_INLINE void prefetch_part(const char* from, size_t bytes) {
-    for (size_t i = 0; i < bytes; i += kLineBytes) prefetch_later(from + i);
-  }
 
   Products products_;
 };

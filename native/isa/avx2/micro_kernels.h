@@ -28,13 +28,15 @@ class ChunkStrips {
 
  public:
   using Chunk = std::conditional_t<kWide, WideChunk, Expanded>;
+  static constexpr int kTiles = 8;
 
   ChunkStrips() {}  // leaves the room for chunks as it is
 
   Chunk& strip(int s) { return strips_[s]; }
 
   // Sets `tile` to the products of n packed rows, of which `x` is the first group in this chunk, or adds them.
-  void multiply(const char* x, int n, int groups, bool begins, float* tile) {
+  void multiply(const char* x, int n, int groups, bool begins, float* tile, const Ahead& ahead) {
+    ahead.bring(0, ahead.lines);
     if constexpr (kWide) widen_inputs(x, n, groups);
     (this->*by_rows(std::make_integer_sequence<int, kTileRows>())[n - 1])(x, groups, begins, tile);
   }
