@@ -12,7 +12,14 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from PIL.Image import Image as PillowImage
 
-STRIP_PIXELS = 2**17  # converted at a time, within a core's caches
+_STRIP_PIXELS = 2**17  # converted at a time, within a core's caches
+
+
+def strips_of(height: int, width: int) -> Iterator[tuple[int, int]]:
+    """Of an image, the first row of each strip, and the row behind its last one."""
+    rows = max(1, _STRIP_PIXELS // max(width, 1))
+    for top in range(0, height, rows):
+        yield top, min(top + rows, height)
 
 
 class Picture:
@@ -46,9 +53,7 @@ class Picture:
     def strips(self) -> Iterator[bytes]:
         """The bytes of `pixels`, some rows at a time: a copy of all of them would take more time and memory."""
         height, width = self.shape[:2]
-        rows = max(1, STRIP_PIXELS // max(width, 1))
-        for top in range(0, height, rows):
-            bottom = min(top + rows, height)
+        for top, bottom in strips_of(height, width):
             if "pixels" in self.__dict__:
                 yield self.pixels[top:bottom].tobytes()
             else:

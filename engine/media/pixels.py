@@ -16,7 +16,7 @@ from .errors import ImageError
 from .formats import FORMATS, image_format
 from .frames import Frames, sampled
 from .media import MediaFiles
-from .picture import STRIP_PIXELS, Picture
+from .picture import Picture, strips_of
 
 _MAX_S = 24 * 3600  # of a video, whose seconds some models count positions by
 _SHORTEST_S, _USUAL_S = 0.02, 0.1  # browsers show a picture of an animation for so long if it is to be shown for less
@@ -153,10 +153,8 @@ def _rgb(image: Image.Image, background: tuple[int, int, int]) -> Picture:
         return Picture(image)
     width, height = image.size
     pixels = np.empty((height, width, 3), np.uint8)
-    rows = max(1, STRIP_PIXELS // width)
-    for top in range(0, height, rows):
-        strip = image.crop((0, top, width, min(top + rows, height)))
-        pixels[top : top + rows] = _rgb_strip(strip, background)
+    for top, bottom in strips_of(height, width):
+        pixels[top:bottom] = _rgb_strip(image.crop((0, top, width, bottom)), background)
     return Picture(pixels)
 
 
