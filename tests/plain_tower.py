@@ -75,6 +75,7 @@ class PlainTower(TowerExecutor):
         seen: NDArray[np.int32] | None = None,
         in_place: bool = False,
         adapters: NDArray[np.int32] | None = None,
+        read: NDArray[np.int32] | None = None,
     ) -> Generator[None, None, Rows]:
         assert rows.dtype == np.float32
         assert seen is None

@@ -70,8 +70,10 @@ class TowerExecutor(ABC):
         seen: NDArray[np.int32] | None = None,
         in_place: bool = False,
         adapters: NDArray[np.int32] | None = None,
+        read: NDArray[np.int32] | None = None,
     ) -> Generator[None, None, Rows]:
-        """Layer `index` of `rows [N, hidden]`: as many rows. With `in_place` they may lie where `rows` do.
+        """Layer `index` of `rows [N, hidden]`: as many rows. With `in_place` they may lie where `rows` do. If only the
+        rows `read`, in ascending order, are read, the others may be of an earlier layer.
 
         Segment s owns rows `[segments[s], segments[s + 1])` and sees nothing else: `segments [S + 1]` begins with 0
         and ends with N. `positions [A, N]` are those of each of rope's axes; without rope there are none. Of the rows
@@ -91,12 +93,18 @@ class TowerExecutor(ABC):
         adapters: NDArray[np.int32] | None = None,
         read: NDArray[np.int32] | None = None,
     ) -> Generator[None, None, Rows]:
-        """All layers, one after the other: see `layer`. If only the rows `read`, in ascending order, are read, the
-        others may be of an earlier layer.
-        """
-        for index in range(len(self.spec.layers)):
+        """All layers, one after the other: see `layer`. Only the rows `read` of the last one are read."""
+        count = len(self.spec.layers)
+        for index in range(count):
             rows = yield from self.layer(
-                index, rows, segments, positions, seen=seen, in_place=in_place or index > 0, adapters=adapters
+                index,
+                rows,
+                segments,
+                positions,
+                seen=seen,
+                in_place=in_place or index > 0,
+                adapters=adapters,
+                read=read if index == count - 1 else None,
             )
         return rows
 

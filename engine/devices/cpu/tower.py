@@ -115,22 +115,9 @@ class CpuTower(TowerExecutor):
         seen: NDArray[np.int32] | None = None,
         in_place: bool = False,
         adapters: NDArray[np.int32] | None = None,
+        read: NDArray[np.int32] | None = None,
     ) -> Generator[None, None, Rows]:
         """See TowerExecutor. Segments are computed together as long as they fit a piece."""
-        return (yield from self._layer(index, rows, segments, positions, seen, adapters, None, in_place=in_place))
-
-    def _layer(
-        self,
-        index: int,
-        rows: Rows,
-        segments: NDArray[np.int32],
-        positions: NDArray[np.int32] | None,
-        seen: NDArray[np.int32] | None,
-        adapters: NDArray[np.int32] | None,
-        read: NDArray[np.int32] | None,
-        *,
-        in_place: bool,
-    ) -> Generator[None, None, Rows]:
         native = self.native
         if self._is_between_turns:
             raise RuntimeError("another layer is under way")
@@ -186,10 +173,8 @@ class CpuTower(TowerExecutor):
         """See TowerExecutor. A few rows go through all layers in one piece."""
         native, count, starts = self.native, len(self.spec.layers), np.asarray(segments, np.int32)
         if not 0 < len(rows) <= self._all.rows(self.piece_s) or not count or _num_blocks(starts) > native.num_blocks:
-            for index in range(count):
-                wanted, here = read if index == count - 1 else None, in_place or index > 0
-                rows = yield from self._layer(index, rows, starts, positions, seen, adapters, wanted, in_place=here)
-            return rows
+            every = super().layers(rows, starts, positions, seen=seen, in_place=in_place, adapters=adapters, read=read)
+            return (yield from every)
         if self._is_between_turns:
             raise RuntimeError("another layer is under way")
         out = checked_rows(rows, self.spec.hidden_size)

@@ -171,8 +171,9 @@ class TorchTower(TowerExecutor):
         seen: NDArray[np.int32] | None = None,
         in_place: bool = False,
         adapters: NDArray[np.int32] | None = None,
+        read: NDArray[np.int32] | None = None,
     ) -> Generator[None, None, Rows]:
-        """See TowerExecutor."""
+        """See TowerExecutor. All rows are computed."""
         self._loaded()
         rows = checked_rows(rows, self.spec.hidden_size)
         check_segments(segments, len(rows), self._max_rows)

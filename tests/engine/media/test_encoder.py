@@ -40,6 +40,7 @@ class Tower(TowerExecutor):
         *,
         seen: object = None,
         in_place: bool = False,
+        read: object = None,
     ) -> Generator[None, None, Rows]:
         raise NotImplementedError
 
