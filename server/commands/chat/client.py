@@ -15,6 +15,7 @@ from tidewheel.engine.files.wording import reason
 
 from ..server_client import ClientError, ServerClient, UnreachableError, json_object
 
+_FEWEST_TOKENS = 8  # after the first one: fewer may come at once, and tell no rate
 _TEXTS = ("content", "reasoning_content", "reasoning")
 
 
@@ -73,7 +74,8 @@ class ChatClient(ServerClient):
         """The answer in pieces, to a text and the attached images. An answer that is not read to its end is forgotten,
         with its question.
 
-        Pieces of reasoning go to `on_reasoning`. Afterwards `tokens_per_second` is the rate after the first token.
+        Pieces of reasoning go to `on_reasoning`. Afterwards `tokens_per_second` is the rate after the first token,
+        or None for a short answer.
         Raises ClientError.
         """
         images, self._images = self._images, []
@@ -121,7 +123,8 @@ class ChatClient(ServerClient):
                     elif choice.get("finish_reason"):  # the last token may have no text
                         last = time.perf_counter()
                     yield choice
-        self.tokens_per_second = (tokens - 1) / (last - first) if tokens > 1 and last > first > 0 else None
+        is_rate = tokens > _FEWEST_TOKENS and last > first > 0
+        self.tokens_per_second = (tokens - 1) / (last - first) if is_rate else None
 
 
 class CompletionClient(ChatClient):

@@ -102,8 +102,11 @@ def test_vllms_options(server: RunningServer, capsys: pytest.CaptureFixture[str]
     assert main(["complete", *line, "--max-tokens", "5"]) == 0
     assert capsys.readouterr().out == "on we go\non we\n"
     assert main(["complete", *line, "--max-tokens", "5", "--stats"]) == 0
-    assert re.fullmatch(r"on we\n[\d.]+ tokens/s\n", capsys.readouterr().out)
-    server.engine.requests.pop()
+    assert capsys.readouterr().out == "on we\n"  # too few tokens to tell a rate
+    longer = [*line[:-1], "SAY(on we go home)YAS", "--max-tokens", "13"]
+    assert main(["complete", *longer, "--stats"]) == 0
+    assert re.fullmatch(r"on we go home\n[\d.]+ tokens/s\n", capsys.readouterr().out)
+    del server.engine.requests[-2:]
     chatted, completed = (
         server.engine.tokenizer.decode(list(request.prompt_token_ids)) for request in server.engine.requests[-2:]
     )
@@ -365,13 +368,13 @@ def test_what_the_server_says_of_a_load_is_told(monkeypatch: pytest.MonkeyPatch)
 def test_the_speed_counts_the_last_token_though_it_has_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
     delta = b'data: {"choices": [{"delta": {"content": "a"}, "finish_reason": null}]}\n'
     end = b'data: {"choices": [{"delta": {}, "finish_reason": "stop"}]}\n'
-    usage = b'data: {"choices": [], "usage": {"completion_tokens": 3}}\ndata: [DONE]\n'
+    usage = b'data: {"choices": [], "usage": {"completion_tokens": 11}}\ndata: [DONE]\n'
     client = ChatClient("http://127.0.0.1:9", model="m", system=None, api_key=None)
     monkeypatch.setattr(client, "models", dict)
     monkeypatch.setattr(client, "request", lambda *a: contextlib.nullcontext(io.BytesIO(delta * 2 + end + usage)))
     monkeypatch.setattr("time.perf_counter", iter([1.0, 2.0, 3.0]).__next__)
     assert "".join(client.ask("hi")) == "aa"
-    assert client.tokens_per_second == 1.0  # two tokens after the first, in two seconds
+    assert client.tokens_per_second == 5.0  # ten tokens after the first, in two seconds
 
 
 @pytest.mark.parametrize(
