@@ -13,19 +13,18 @@ namespace tidewheel::TW_ISA {
 template <typename T>
 using FloatRows = InRegisters<FloatTile<T>>;
 
-// Prefetches for a tile of ROWS rows that reads both strips of a panel at once, where `line` is the first one's. As long
-// before as a panel takes, a line comes from memory: see prefetch_in_steps.
-template <int ROWS>
+// For few rows that read both strips of a panel at once: a line of this panel's first strip is needed, so the same lines
+// of the next panel come from memory, and what follows in this one comes nearer (see prefetch_in_steps). Where the rows
+// take two passes, the first one brings the next panel's first strip and the second one its second strip: all in the
+// first pass was slower than each strip for itself.
+template <int PASS, int PASSES>
 TW_INLINE void prefetch_pair(const uint8_t* line, size_t strip_size) {
-#pragma GCC unroll 2
-  for (int s = 0; s < kStrips; ++s, line += strip_size) {
-    if constexpr (ROWS < kTileRows) {
-      prefetch_later(line + kStrips * strip_size);
-      prefetch(line + 1024);
-    } else {
-      prefetch(line + 4096);
-    }
+  if constexpr (PASS == 0) {
+    prefetch_later(line + 2 * strip_size);
+    prefetch(line + 1024);
+    prefetch(line + strip_size + 1024);
   }
+  if constexpr (PASS + 1 == PASSES) prefetch_later(line + 3 * strip_size);
 }
 
 // kInt8Channel: a row's inputs are loaded once for both strips.
@@ -41,7 +40,12 @@ struct Int8ChannelPairTile : Int8ChannelTile {
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; ++r) dot[r][0] = dot[r][1] = set1_int(correction[r]);
     for (int i = 0; i < channel_inputs(k); i += kQuad, quad += ROWS * kQuad, weight += kVectorBytes) {
-      prefetch_pair<ROWS>(weight, strip_size);
+      if constexpr (ROWS < kTileRows) {
+        prefetch_pair<0, 1>(weight, strip_size);
+      } else {
+        prefetch_panel<ROWS>(weight);
+        prefetch_panel<ROWS>(weight + strip_size);
+      }
       const Quads left = load_quads(weight), right = load_quads(weight + strip_size);
 #pragma GCC unroll 16
       for (int r = 0; r < ROWS; ++r) {
@@ -184,7 +188,7 @@ struct NibblePairTile {
   }
 
  private:
-  // Rows FIRST to FIRST + ROWS - 1 of a packed tile of N. Only the first ones wait for memory.
+  // Rows FIRST to FIRST + ROWS - 1 of a packed tile of N.
   template <int N, int FIRST, int ROWS>
   static void some_rows(const WeightFormat& format, const char* x, const char* panel, int k, float* tile) {
     const GroupLayout layout = GroupLayout::of(format, k);
@@ -193,7 +197,7 @@ struct NibblePairTile {
     const auto* group = reinterpret_cast<const RowGroup<N>*>(x);
     const auto* weight = reinterpret_cast<const uint8_t*>(panel);
     const auto bring = [&]() __attribute__((always_inline)) {
-      if constexpr (FIRST == 0) prefetch_pair<N>(weight, strip_size);
+      prefetch_pair<FIRST ? 1 : 0, ROWS < N ? 2 : 1>(weight, strip_size);
     };
     F acc[ROWS][kStrips];
 #pragma GCC unroll 8
