@@ -1,4 +1,4 @@
-// Intel's processors load as many vectors in a cycle as they multiply. Where twelve rows take one vector of columns,
+// Intel's processors load at most as many vectors in a cycle as they multiply. Where twelve rows take one vector of columns,
 // each dot product loads its input, and the loads take the time. Two vectors need one load for two products. So
 // kInt8Channel has twelve rows by two vectors. Groups need registers for sums of floats, too: with many rows, they are
 // multiplied six rows by two vectors, chunk by chunk, both strips of a panel together, and codes of less than a byte
