@@ -95,6 +95,11 @@ def _vllm_cpp(program: Path, given: Job, port: int) -> list[str]:
     ]  # fmt: skip
 
 
+def _vllm_cpp_environment(given: Job) -> dict[str, str]:
+    # By default it starts a thread for each processor of the machine, also where it may use fewer.
+    return {"VLLM_CPP_CPU_THREADS": str(len(given.cpus))}
+
+
 def _whole_blocks(given: Job) -> int:
     return -(-_room(given) // _BLOCK_TOKENS) * _BLOCK_TOKENS
 
@@ -126,7 +131,7 @@ SERVERS = {
             _vllm_cpu_environment,
             gives_prompt_logprobs=True,
         ),
-        Server("vllm-cpp", "vllm.cpp's server", True, True, _vllm_cpp),
+        Server("vllm-cpp", "vllm.cpp's server", True, True, _vllm_cpp, _vllm_cpp_environment),
     )
 }
 """vllm.cpp reads GGUF files of Qwen3.5 only, and folders of many more families."""

@@ -107,3 +107,8 @@ def test_servers_have_room_for_all_clients(name: str) -> None:
     }
     assert room[name] in " ".join(command)
     assert "--port 8123" in " ".join(command)
+
+
+def test_vllm_cpp_computes_on_the_given_processors() -> None:
+    given = Job("folder", 99, "bfloat16", "", None, 3, [2, 3], 0, [Scenario("closed loop", 32, 1000, 500)])
+    assert SERVERS["vllm-cpp"].environment(given) == {"VLLM_CPP_CPU_THREADS": "2"}
